@@ -196,6 +196,9 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Share { tenant, keys } => {
             ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
+        CtlCommand::Set { tenant, keys } => {
+            ("update", json!({ "tenant": tenant, "keys": object_of(keys, "weight=200")? }))
+        }
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         // The server may run in another folder, so the path is made absolute.
         CtlCommand::Upgrade { program: Some(program) } => {
@@ -266,7 +269,9 @@ fn text(command: &CtlCommand, result: &Value) -> anyhow::Result<String> {
         CtlCommand::Config { command: ConfigCommand::Reload { dry_run: true, .. } } => {
             foretold(result)
         }
-        CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
+        CtlCommand::Config { .. } | CtlCommand::Params { .. } | CtlCommand::Set { .. } => {
+            changes(result)
+        }
         CtlCommand::Add { .. } => format!(
             "added {}: {} at {}\n",
             string(&result["tenant"]),
@@ -705,7 +710,7 @@ mod tests {
     use crate::operate::table::Method;
 
     /// The commands that make one call.
-    const LINES: [&str; 24] = [
+    const LINES: [&str; 25] = [
         "status",
         "tenants",
         "add x=1M",
@@ -719,6 +724,7 @@ mod tests {
         "group acme weight=200",
         "group acme off",
         "share db group=acme",
+        "set db weight=300 min-iops=off",
         "clear-error db",
         "policy",
         "policy mqfq T=64k",

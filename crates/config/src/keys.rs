@@ -19,6 +19,22 @@ pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T
     both.try_into().expect("what is written can be read")
 }
 
+/// `new` with these keys of `old`, set or not.
+pub(crate) fn keep<T: Serialize + DeserializeOwned>(old: &T, new: &T, kept: &[&str]) -> T {
+    let mut all = written(new);
+    all.retain(|key, _| !kept.contains(&key.as_str()));
+    all.extend(written(old).into_iter().filter(|(key, _)| kept.contains(&key.as_str())));
+    all.try_into().expect("what is written can be read")
+}
+
+/// The table without a key, which must be one of its kind.
+pub(crate) fn without<T: Serialize + DeserializeOwned>(table: &T, key: &str) -> Result<T, String> {
+    let mut rest = written(table);
+    rest.remove(key);
+    // An unknown key is refused, with the known ones.
+    rest.try_into().map_err(|error: toml::de::Error| error.to_string())
+}
+
 /// A set key that is not one of `keys`, the keys of the kind that the key `which` selects.
 pub(crate) fn foreign<T: Serialize>(table: &T, which: &str, keys: &[&str]) -> Option<String> {
     written(table)

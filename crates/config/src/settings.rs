@@ -709,7 +709,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
 /// any certificate of the authority would open a tenant without the key.
 pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
     let are_certified = tls.is_some_and(|tls| tls.client_ca.is_some());
-    let named = tenants.iter().find(|tenant| tenant.identity.is_some());
+    let named = tenants.iter().find(|tenant| tenant.settings.identity.is_some());
     if let (Some(tenant), false) = (named, are_certified) {
         return Err(Refusal::new(format!(
             "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
@@ -717,7 +717,8 @@ pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Ref
             tenant.origin, tenant.name
         )));
     }
-    let is_open = |tenant: &&Tenant| tenant.identity.is_none() && tenant.users.is_empty();
+    let is_open =
+        |tenant: &&Tenant| tenant.settings.identity.is_none() && tenant.settings.users.is_empty();
     let open: Vec<&Tenant> = tenants.iter().filter(is_open).collect();
     let (Some(first), true) = (open.first(), are_certified) else { return Ok(()) };
     let shown: Vec<&str> = open.iter().take(NAMED_MAX).map(|tenant| &*tenant.name).collect();

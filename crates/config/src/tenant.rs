@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::{Caps, Reservation, Target, Weight};
+use fairq_core::Target;
 use fairq_host::nbd::session::exports::Identity;
-use fairq_host::nbd::session::users::Users;
+use fairq_host::server::TenantSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{self, Directory, List};
@@ -24,6 +24,9 @@ use crate::{keys, latency, listen};
 
 /// Equal parts are multiples of this number of bytes.
 const PART: u64 = 1 << 20;
+/// The value that takes a key away.
+const OFF: &str = "off";
+
 /// A tenant's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -63,13 +66,31 @@ pub struct TenantTable {
     pub origin: Origin,
 }
 
+/// The keys that only a restart changes. A running server applies all others
+/// ([`fairq_host::server::Admin::update`]); of the key `group` only the group of tenants.
+pub const FIXED: [&str; 15] = [
+    "name",
+    "size",
+    "offset",
+    "path",
+    "create",
+    "store",
+    "keep-data",
+    "read-only",
+    "urgent",
+    "identity",
+    "uid",
+    "user",
+    "connections",
+    "ublk",
+    "description",
+];
+
 /// A tenant, complete except for its place on the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
     /// Name of the tenant and of its export.
     pub name: String,
-    /// Its present weight.
-    pub weight: Weight,
     /// Its size in bytes; an equal part of the free space if `None`.
     pub size: Option<u64>,
     /// Start of its range, in bytes; any free place if `None`.
@@ -83,32 +104,10 @@ pub struct Tenant {
     /// Whether its range keeps the data: it is then not zeroed when the tenant is added to a
     /// running server.
     pub keep_data: bool,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether it may use the urgent class, within the policy's budget.
-    pub urgent: bool,
-    /// The latency target of its requests.
-    pub target: Option<Target>,
-    /// The most that it gets: caps on requests and bytes.
-    pub caps: Caps,
-    /// Name of its group of tenants.
-    pub group: Option<String>,
-    /// The least that it has: reservations of requests and bytes a second.
-    pub reservation: Reservation,
-    /// The certificate of clients that may open it.
-    pub identity: Option<Identity>,
-    /// The users who may open it; all users if none is named.
-    pub users: Users,
-    /// The most connections to it; half of all if `None`.
-    pub connections: Option<u32>,
-    /// Whether it is a block device of this machine, too.
-    pub ublk: bool,
-    /// The path of its own socket for guests, if it has one.
-    pub vhost_user: Option<PathBuf>,
-    /// Description in lists of exports.
-    pub description: String,
     /// The place of its configuration, for messages.
     pub origin: Origin,
+    /// Its other settings, with its present weight.
+    pub settings: TenantSettings,
 }
 
 /// A part of one of the device's files.
@@ -188,6 +187,49 @@ impl TenantTable {
         let mut all = users.ok().flatten().map_or_else(Vec::new, |List(users)| users);
         all.extend(group.map(str::to_owned));
         self.group = (!all.is_empty()).then_some(List(all));
+    }
+
+    /// This table with the keys of `new` that a running server can change. `groups` are the groups
+    /// before and after.
+    pub fn updated(&self, new: &TenantTable, (old, groups): (&[Group], &[Group])) -> TenantTable {
+        let mut table =
+            TenantTable { origin: self.origin.clone(), ..keys::keep(self, new, &FIXED) };
+        // The key `group` also names groups of users, which stay.
+        table.group.clone_from(&self.group);
+        table.set_group(new.group_of(groups).ok().flatten().as_deref(), old);
+        table
+    }
+
+    /// Sets a key that a running server can change, or takes it away if the value is `off`.
+    /// `groups` are all groups.
+    pub fn set(&mut self, key: &str, value: &str, groups: &[Group]) -> Result<(), String> {
+        if key == "group" {
+            let group = (value != OFF).then_some(value);
+            if group.is_some_and(|name| groups.iter().all(|group| group.name != name)) {
+                return Err(format!(
+                    "there is no group {value}: add it with `group {value} weight=100`, say"
+                ));
+            }
+            self.set_group(group, groups);
+            return Ok(());
+        }
+        let one = if value == OFF { String::new() } else { format!(",{key}={value}") };
+        let said: TenantTable = format!("{}{one}", self.name).parse()?;
+        if FIXED.contains(&key) {
+            return Err(format!("{key} can be changed only by a restart"));
+        }
+        let rest = keys::without(self, key)?;
+        *self = TenantTable { origin: self.origin.clone(), ..keys::overlay(&rest, &said) };
+        Ok(())
+    }
+
+    /// The settings that a running server takes from this table; others may differ, because users
+    /// are not resolved. `cgroups` is the root of cgroups.
+    pub fn settings(&self, cgroups: &Path, groups: &[Group]) -> Result<TenantSettings, Refusal> {
+        let mut table = TenantTable { uid: None, user: None, ..self.clone() };
+        let group = self.group_of(groups).map_err(Refusal::new)?;
+        table.group = group.map(|group| List(vec![group]));
+        Ok(table.complete(cgroups, groups, &Directory::default())?.settings)
     }
 
     /// Its own latency target, or that of the nearest of its groups that has one.
@@ -288,26 +330,28 @@ impl TenantTable {
         };
         Ok(Tenant {
             name: self.name,
-            weight,
             size: self.size.map(|Size(bytes)| bytes),
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
             create,
             store: self.store,
             keep_data: self.keep_data.unwrap_or(false),
-            read_only: self.read_only.unwrap_or(false),
-            urgent: self.urgent.unwrap_or(false),
-            target,
-            caps,
-            group,
-            reservation,
-            identity: self.identity.as_deref().map(Identity::from),
-            users,
-            connections: self.connections,
-            ublk: self.ublk.unwrap_or(false),
-            vhost_user: self.vhost_user,
-            description: self.description.unwrap_or_default(),
             origin: self.origin,
+            settings: TenantSettings {
+                description: self.description.unwrap_or_default(),
+                weight,
+                read_only: self.read_only.unwrap_or(false),
+                urgent: self.urgent.unwrap_or(false),
+                target,
+                caps,
+                group,
+                reservation,
+                identity: self.identity.as_deref().map(Identity::from),
+                users,
+                connections: self.connections,
+                ublk: self.ublk.unwrap_or(false),
+                vhost_user: self.vhost_user,
+            },
         })
     }
 }
@@ -488,16 +532,18 @@ mod tests {
             "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,ublk,description=orders,, and more",
         ])
         .unwrap()[0];
-        let expected =
-            Tenant {
-                name: "db".into(),
+        let expected = Tenant {
+            name: "db".into(),
+            size: Some(10 << 30),
+            offset: Some(1 << 30),
+            path: None,
+            create: false,
+            store: None,
+            keep_data: false,
+            origin: Origin::Flag,
+            settings: TenantSettings {
+                description: "orders, and more".into(),
                 weight: Weight::new(300).unwrap(),
-                size: Some(10 << 30),
-                offset: Some(1 << 30),
-                path: None,
-                create: false,
-                store: None,
-                keep_data: false,
                 read_only: true,
                 urgent: true,
                 target: Target::new(200_000, 1_000, 25),
@@ -511,12 +557,11 @@ mod tests {
                 connections: Some(9),
                 ublk: true,
                 vhost_user: None,
-                description: "orders, and more".into(),
-                origin: Origin::Flag,
-            };
+            },
+        };
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
-        assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
+        assert_eq!(tenants(&["db"]).unwrap()[0].settings.weight, Weight::DEFAULT);
         let own = &tenants(&["db=1G,path=/srv/db.img,create,store=fast"]).unwrap()[0];
         assert_eq!(own.store.as_deref(), Some("fast"));
         let shared = tenants(&["db=1G,store=fast"]).unwrap_err().to_string();

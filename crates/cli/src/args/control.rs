@@ -182,6 +182,18 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "KEY=VALUE", required = true)]
         keys: Vec<String>,
     },
+    /// Change keys of a tenant, as they are written in its table
+    ///
+    /// A key that is not named stays; KEY=off takes one away. Keys that clients get when they
+    /// connect need a restart, such as read-only and uid.
+    Set {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// Its keys from now on
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        keys: Vec<String>,
+    },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///
     /// When the storage fails to take data that it was given before, each tenant that wrote there

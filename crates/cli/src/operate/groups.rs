@@ -7,10 +7,9 @@ use fairq_config::access::Directory;
 use fairq_config::group::{self, Described, GroupTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
-use fairq_config::units::{Bandwidth, Count};
 use fairq_config::{caps, latency};
-use fairq_core::{CapStats, Caps, ReservationState, ShareStats, Target};
-use fairq_host::server::{Admin, Change, GroupStatus, Member, Status, TenantList};
+use fairq_core::{CapStats, ReservationState, ShareStats, Target};
+use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList, TenantSettings};
 use serde_json::{Map, Value, json};
 use toml::Spanned;
 
@@ -22,26 +21,9 @@ use crate::view;
 /// The value that removes a key.
 const OFF: &str = "off";
 
-/// The new group and reservation of a tenant.
-#[derive(Clone)]
-pub(super) struct Place {
-    pub(super) group: Option<String>,
-    pub(super) reservation: group::Written,
-}
-
 /// A value in the form of the command line.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn parsed<T>(key: &str, value: &str) -> Result<Option<T>, Fault>
-where
-    T: std::str::FromStr<Err = String>,
-{
-    match value {
-        OFF => Ok(None),
-        value => value.parse().map(Some).map_err(|text| Fault::params(format!("{key}: {text}"))),
-    }
 }
 
 impl Console {
@@ -78,12 +60,12 @@ impl Console {
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
         // Targets can be refused one by one, so they are set before the group itself changes.
         let changed = self
-            .settle(admin, &all, None)
+            .set_targets(admin, &all)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
         if let Err(fault) = changed {
             // The groups that were changed before get their old settings back.
             let known = self.known_groups().map_err(Fault::from)?;
-            self.settle(admin, &known, None)?;
+            self.set_targets(admin, &known)?;
             return Err(fault);
         }
         let result = json!({
@@ -121,27 +103,22 @@ impl Console {
         }
     }
 
-    /// Sets the latency targets of all tenants, or of one, according to these groups.
-    pub(super) fn settle(
-        &self,
-        admin: &mut dyn Admin,
-        groups: &[group::Group],
-        only: Option<&str>,
-    ) -> Result<(), Fault> {
+    /// Sets the latency targets of all tenants according to these groups.
+    fn set_targets(&self, admin: &mut dyn Admin, groups: &[group::Group]) -> Result<(), Fault> {
         let tenants = admin.tenants();
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
-        let mut changes = Vec::new();
-        for table in tables.filter(|table| only.is_none_or(|name| table.name == name)) {
+        let mut updates = Vec::new();
+        for table in tables {
             let target = table.target(groups).map_err(Fault::params)?;
-            let now = tenants.find(&table.name).map(|member| member.tenant.target);
-            if now.is_some_and(|now| now != target) {
-                changes.push((table.name.clone(), Change::Target(target)));
+            let now = tenants.find(&table.name).map(|member| &member.tenant.settings);
+            if let Some(now) = now.filter(|now| now.target != target) {
+                updates.push((table.name.clone(), TenantSettings { target, ..now.clone() }));
             }
         }
-        if changes.is_empty() {
+        if updates.is_empty() {
             return Ok(());
         }
-        admin.change(&changes).into_iter().try_for_each(|made| made.map_err(Fault::refused))
+        admin.update(&updates).into_iter().try_for_each(|made| made.map_err(Fault::refused))
     }
 
     /// Updates groups that follow cgroups.
@@ -215,71 +192,22 @@ impl Console {
         name: &str,
         keys: &Map<String, Value>,
     ) -> Result<Value, Fault> {
-        let groups = self.known_groups().map_err(Fault::from)?;
-        let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
-        let table = tables.find(|table| table.name == name);
-        let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
-        let mut reservation = table.reservation();
-        let mut group = table.group_of(&groups).map_err(Fault::params)?;
+        let groups = self.known_groups()?;
+        let mut table = self.table(name)?;
         for (key, value) in keys {
-            let value = text(value);
-            match key.as_str() {
-                "group" if value == OFF => group = None,
-                "group" if groups.iter().any(|of| of.name == value) => group = Some(value),
-                "group" => {
-                    return Err(Fault::params(format!(
-                        "there is no group {value}: add it with `group {value} weight=100`, say"
-                    )));
-                }
-                "min-iops" => reservation.iops = parsed::<Count>(key, &value)?,
-                "min-bandwidth" => reservation.bandwidth = parsed::<Bandwidth>(key, &value)?,
-                key => {
-                    return Err(Fault::params(format!(
-                        "no key {key}: write group, min-iops or min-bandwidth"
-                    )));
-                }
+            if key != "group" && !group::KEYS.contains(&key.as_str()) {
+                return Err(Fault::params(format!(
+                    "no key {key}: write group, min-iops or min-bandwidth"
+                )));
             }
+            table.set(key, &text(value), &groups).map_err(Fault::params)?;
         }
-        let caps = admin.tenants().find(name).map(|member| member.tenant.caps).unwrap_or_default();
-        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
-        reservation.reservation(&caps).map_err(refuse)?;
-        self.set_place(admin, name, &Place { group, reservation })
-    }
-
-    /// Sets a tenant's group and reservation.
-    pub(super) fn set_place(
-        &mut self,
-        admin: &mut dyn Admin,
-        name: &str,
-        to: &Place,
-    ) -> Result<Value, Fault> {
-        let tenants = admin.tenants();
-        let member = tenants.find(name);
-        let tenant = member.map(|member| member.tenant.clone());
-        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
-        // Caps are left out: `share` and a reload's plan have compared them, and a reload may
-        // change them later.
-        let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
-        let change = Change::Place { group: to.group.clone(), reservation: wanted };
-        admin.change_one(name, change).map_err(Fault::refused)?;
-        let groups = self.known_groups().map_err(Fault::from)?;
-        let mut tables = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
-        if let Some(table) = tables.find(|table| table.name == name) {
-            (table.min_iops, table.min_bandwidth) = (to.reservation.iops, to.reservation.bandwidth);
-            table.set_group(to.group.as_deref(), &groups);
-        }
-        self.settle(admin, &groups, Some(name))?;
-        let named = |group: Option<&str>| group.unwrap_or("none").to_owned();
-        let before = tenant.map(|tenant| {
-            let (group, reservation) = (named(tenant.group.as_deref()), tenant.reservation);
-            format!("group {group}, reservation {}", Described(reservation))
-        });
-        let now = named(to.group.as_deref());
-        Ok(json!({
-            "tenant": name,
-            "from": before,
-            "to": format!("group {now}, reservation {}", Described(wanted)),
-        }))
+        let (before, now) = self.update(admin, table)?;
+        let words = |of: &TenantSettings| {
+            let group = of.group.as_deref().unwrap_or("none");
+            format!("group {group}, reservation {}", Described(of.reservation))
+        };
+        Ok(json!({ "tenant": name, "from": words(&before), "to": words(&now) }))
     }
 
     /// Adds or changes these groups, and stores the tables of `wanted`; groups that are gone stay.
@@ -328,7 +256,7 @@ pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> 
     let target = |name: &str| find(name).and_then(|group| group.target);
     let mut members: HashMap<&str, Vec<&str>> = HashMap::new();
     for Member { tenant, .. } in tenants.members() {
-        if let Some(group) = &tenant.group {
+        if let Some(group) = &tenant.settings.group {
             members.entry(group).or_default().push(&tenant.name);
         }
     }
@@ -392,7 +320,7 @@ fn most(of: &CapStats) -> Option<String> {
 /// A tenant's group, reservation and caps, in a few words.
 pub(super) fn promised(now: &Status, member: &Member) -> Option<String> {
     let share = now.share_of(member);
-    let group = member.tenant.group.as_ref().map(|group| match share {
+    let group = member.tenant.settings.group.as_ref().map(|group| match share {
         Some(share) => format!("{group}, effective weight {}", share.weight.get()),
         None => group.clone(),
     });

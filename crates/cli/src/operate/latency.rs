@@ -4,28 +4,22 @@
 //! been met for [`CALM`] seconds. Shorter changes of the state are not logged.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use fairq_core::{Target, TargetState, TargetStats};
-use fairq_host::server::{Admin, Change, Status, TenantList};
+use fairq_host::server::{Admin, Status, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
 use crate::view::{LatencyTarget, TargetOfTenant};
-use fairq_config::tenant::TenantTable;
+use fairq_config::latency;
 use fairq_config::units::{Nanos, Part, Percentile};
-use fairq_config::{group, latency};
 
 /// Seconds in a row of a new state before it is logged.
 const CALM: u32 = 3;
 
 /// A tenant's target as configured.
-pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
-
-pub(super) fn written(table: &TenantTable) -> Written {
-    (table.latency, table.latency_percentile, table.floor)
-}
+type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
 impl Console {
     /// Sets a tenant's target, or removes it if none is given.
@@ -35,24 +29,12 @@ impl Console {
         name: &str,
         said: Written,
     ) -> Result<Value, Fault> {
-        let own = latency::target(said.0, said.1, said.2)
-            .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
-        let member = admin.tenants().find(name).cloned();
-        let of_group = || {
-            let groups = self.known_groups().ok()?;
-            group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
-        };
+        let mut table = self.table(name)?;
         // Without a target of its own the tenant has its group's, as at the start.
-        let target = own.or_else(of_group);
-        let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
-        admin.change_one(name, Change::Target(target)).map_err(Fault::refused)?;
-        let mut tables =
-            Arc::make_mut(&mut self.settings).tenant.iter_mut().map(toml::Spanned::get_mut);
-        if let Some(table) = tables.find(|table| table.name == name) {
-            (table.latency, table.latency_percentile, table.floor) = said;
-        }
-        let told = |target: Option<Target>| target.map(latency::describe);
-        Ok(json!({ "tenant": name, "from": told(before), "to": told(target) }))
+        (table.latency, table.latency_percentile, table.floor) = said;
+        let (before, now) = self.update(admin, table)?;
+        let words = |target: Option<Target>| target.map(latency::describe);
+        Ok(json!({ "tenant": name, "from": words(before.target), "to": words(now.target) }))
     }
 }
 

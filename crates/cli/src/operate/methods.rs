@@ -1,6 +1,6 @@
 //! The methods of the control socket that change tenants, the policy and addresses.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use fairq_config::settings::{self, Settings, Source};
 use fairq_config::tenant::{Range, Tenant, TenantTable, layout};
 use fairq_config::units::Size;
 use fairq_config::weight::WeightSource;
+use fairq_core::TuneError;
 use fairq_core::registry::Knob;
-use fairq_core::{TuneError, Weight};
 use fairq_host::device::file::FileSpec;
-use fairq_host::server::{self, Admin, AdminError, Change, Member};
-use serde_json::{Value, json};
+use fairq_host::server::{self, Admin, AdminError, Member, TenantSettings};
+use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::Console;
@@ -78,13 +78,13 @@ impl Console {
         if !tenant.as_ref().is_err_and(Refusal::is_temporary) {
             self.adding.forget(spec);
         }
-        let server::Tenant { name, size, base, weight, caps, .. } = tenant?;
-        let warning = warn(&format!("tenant {name}"), &caps);
+        let server::Tenant { name, size, base, settings, .. } = tenant?;
+        let warning = warn(&format!("tenant {name}"), &settings.caps);
         Ok(json!({
             "tenant": name,
             "size": size,
             "offset": base,
-            "weight": weight.get(),
+            "weight": settings.weight.get(),
             "warning": warning,
             "table": self.table_text(&name),
             "config": self.given.file.as_ref().and_then(|file| file.canonicalize().ok()),
@@ -337,27 +337,78 @@ impl Console {
         results
     }
 
+    /// A tenant's keys.
+    pub(super) fn table(&self, name: &str) -> Result<TenantTable, Fault> {
+        let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
+        let table = tables.find(|table| table.name == name);
+        table.cloned().ok_or_else(|| Fault::refused(AdminError::NoSuchTenant(name.into())))
+    }
+
+    /// Gives a tenant these keys; returns its settings before and now.
+    pub(super) fn update(
+        &mut self,
+        admin: &mut dyn Admin,
+        table: TenantTable,
+    ) -> Result<(TenantSettings, TenantSettings), Fault> {
+        let groups = self.known_groups()?;
+        let wanted = table.settings(&self.plan.cgroup_root, &groups).map_err(Fault::params)?;
+        let tenants = admin.tenants();
+        let before = tenants.find(&table.name).map(|member| member.tenant.settings.clone());
+        let before =
+            before.ok_or_else(|| Fault::refused(AdminError::NoSuchTenant(table.name.clone())))?;
+        let now = before.updated(&wanted);
+        let updated = admin.update(&[(table.name.clone(), now.clone())]);
+        updated.into_iter().collect::<Result<(), _>>().map_err(Fault::refused)?;
+        self.write_tables([table]);
+        Ok((before, now))
+    }
+
+    /// Stores the keys of tenants.
+    pub(super) fn write_tables(&mut self, tables: impl IntoIterator<Item = TenantTable>) {
+        let mut tables: HashMap<String, TenantTable> =
+            tables.into_iter().map(|table| (table.name.clone(), table)).collect();
+        let known = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
+        for known in known {
+            if let Some(table) = tables.remove(&known.name) {
+                *known = table;
+            }
+        }
+    }
+
+    /// Changes keys of a tenant; `off` takes one away.
+    pub(super) fn set(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        keys: &Map<String, Value>,
+    ) -> Result<Value, Fault> {
+        let groups = self.known_groups()?;
+        let (old, mut new) = (self.table(name)?, self.table(name)?);
+        for (key, value) in keys {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let refused = |text| Fault::params(format!("tenant {name}: {text}"));
+            new.set(key, &value, &groups).map_err(refused)?;
+        }
+        let of = |table: &TenantTable| Settings {
+            tenant: vec![Spanned::new(0..0, table.clone())],
+            ..Settings::default()
+        };
+        let mut differ = changes::between(&of(&old), &of(&new));
+        differ.iter_mut().for_each(|change| change.done = true);
+        let (_, now) = self.update(admin, new)?;
+        let warning = warn(&format!("tenant {name}"), &now.caps);
+        Ok(json!({ "tenant": name, "changes": differ, "warning": warning }))
+    }
+
     pub(super) fn weight(
         &mut self,
         admin: &mut dyn Admin,
         name: &str,
         source: WeightSource,
     ) -> Result<Value, Fault> {
-        let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
-        let before = admin.tenants().find(name).map(|member| member.tenant.weight);
-        admin.change_one(name, Change::Weight(weight)).map_err(Fault::refused)?;
-        self.write_weight(name, source);
-        Ok(json!({ "tenant": name, "from": before.map(Weight::get), "to": weight.get() }))
-    }
-
-    fn write_weight(&mut self, name: &str, source: WeightSource) {
-        if let Some(table) = Arc::make_mut(&mut self.settings)
-            .tenant
-            .iter_mut()
-            .find(|table| table.get_ref().name == name)
-        {
-            table.get_mut().weight = Some(source);
-        }
+        let table = TenantTable { weight: Some(source), ..self.table(name)? };
+        let (before, now) = self.update(admin, table)?;
+        Ok(json!({ "tenant": name, "from": before.weight.get(), "to": now.weight.get() }))
     }
 
     /// Updates the weights of tenants that follow cgroups.
@@ -376,20 +427,23 @@ impl Console {
                 tracing::debug!(tenant = name, "{error}");
             });
             let weight = weight.ok()?;
-            let is_new = tenants.find(name).is_some_and(|member| member.tenant.weight != weight);
-            is_new.then(|| (name.clone(), Change::Weight(weight)))
+            let now = &tenants.find(name)?.tenant.settings;
+            (now.weight != weight).then(|| (name.clone(), TenantSettings { weight, ..now.clone() }))
         });
-        let changes: Vec<(String, Change)> = changed.collect();
-        if changes.is_empty() {
+        let updates: Vec<(String, TenantSettings)> = changed.collect();
+        if updates.is_empty() {
             return;
         }
-        for ((tenant, change), made) in changes.iter().zip(admin.change(&changes)) {
-            match (change, made) {
-                (Change::Weight(weight), Ok(())) => {
-                    tracing::info!(tenant, weight = weight.get(), "the cgroup's weight changed");
+        for ((tenant, now), made) in updates.iter().zip(admin.update(&updates)) {
+            match made {
+                Ok(()) => {
+                    tracing::info!(
+                        tenant,
+                        weight = now.weight.get(),
+                        "the cgroup's weight changed"
+                    );
                 }
-                (_, Ok(())) => {}
-                (_, Err(error)) => {
+                Err(error) => {
                     tracing::warn!(tenant, %error, "cannot follow the cgroup's weight");
                 }
             }

@@ -241,7 +241,8 @@ impl Console {
             .members()
             .map(|member| {
                 // In a group it is a part of the group's weight.
-                let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
+                let weight =
+                    now.share_of(member).map_or(member.tenant.settings.weight, |of| of.weight);
                 (&*member.tenant.name, weight.get())
             })
             .collect();
@@ -296,8 +297,8 @@ impl Operator for Console {
             "serving"
         );
         methods::warn_of_policy(&self.settings, &Settings::default());
-        for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.caps.is_empty()) {
-            caps::warn(&format!("tenant {}", tenant.name), &tenant.caps);
+        for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.settings.caps.is_empty()) {
+            caps::warn(&format!("tenant {}", tenant.name), &tenant.settings.caps);
         }
         for group in self.plan.groups.iter().filter(|group| !group.caps.is_empty()) {
             caps::warn(&format!("group {}", group.name), &group.caps);

@@ -193,6 +193,7 @@ impl Snapshot {
     /// A tenant without its row.
     fn tenant(&self, member: &Member) -> view::Tenant {
         let (now, tenant) = (&*self.now, &member.tenant);
+        let settings = &tenant.settings;
         let outdated = member.outdated_connections().into_iter();
         let wiping = |of: &fairq_host::shard::wipe::Wiping| view::Preparing {
             done: of.done(),
@@ -205,10 +206,10 @@ impl Snapshot {
             size: tenant.size,
             file: tenant.file,
             offset: tenant.base,
-            read_only: tenant.read_only,
-            identity: tenant.identity.as_ref().map(ToString::to_string),
-            uids: tenant.users.uids.clone(),
-            gids: tenant.users.gids.clone(),
+            read_only: settings.read_only,
+            identity: settings.identity.as_ref().map(ToString::to_string),
+            uids: settings.users.uids.clone(),
+            gids: settings.users.gids.clone(),
             connections: member.all_connections(),
             attachments: now.attachments_of(member).iter().map(attachment).collect(),
             outdated: outdated
@@ -227,7 +228,7 @@ impl Snapshot {
             write_back_errno: now.write_back_errno(member),
             ended: view::Ended { writes: ended.left as u64, waited: ended.waited },
             capped: now.caps_of(member).map(caps::view),
-            group: tenant.group.clone(),
+            group: settings.group.clone(),
             place: now.share_of(member).map(groups::view),
             ..counted(self.stats(member))
         }
@@ -241,7 +242,7 @@ impl Snapshot {
         let (now, stats) = (&*self.now, self.stats(member));
         TenantRow {
             name: member.tenant.name.clone(),
-            weight: member.tenant.weight.get(),
+            weight: member.tenant.settings.weight.get(),
             store: now.store_of(member).map(str::to_owned),
             staged: stats.staged,
             in_flight: stats.in_flight,

@@ -9,23 +9,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_config::caps::{self, KEYS};
+use fairq_config::caps;
 use fairq_config::group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Surroundings, Tls};
-use fairq_config::tenant::{Range, Tenant, TenantTable};
+use fairq_config::tenant::{FIXED, Range, Tenant, TenantTable};
 use fairq_config::units::{Size, exact_size};
-use fairq_config::weight::{Cgroups, WeightSource};
-use fairq_core::Caps;
+use fairq_config::weight::Cgroups;
 use fairq_host::nbd::session::tls::TlsMode;
-use fairq_host::server::{self, Admin, TenantList};
+use fairq_host::server::{self, Admin, TenantList, TenantSettings};
 use toml::Spanned;
 
 use super::Console;
 use super::changes::{self, Change, note_sizes, note_whole, tenant_of};
-use super::groups::Place;
 use super::keeper::{Edit, GivenUp};
-use super::latency;
 use super::methods::no_shared_file;
 use crate::parts::{default_tenant, tls_mode};
 
@@ -77,40 +74,23 @@ struct Differences {
     missing: Vec<String>,
     /// New tenants.
     come: Vec<(TenantTable, Tenant)>,
-    steps: Steps,
+    updates: Updates,
 }
 
-/// The changes of tenants that stay; the changes of a tenant are adjacent.
+/// The tenants that stay and get other settings or keys.
 #[derive(Clone, Default)]
-struct Steps {
-    changes: Vec<(String, server::Change)>,
-    written: Vec<Written>,
+struct Updates {
+    /// The new settings of each.
+    settings: Vec<(String, TenantSettings)>,
+    /// Its keys after the update.
+    tables: Vec<TenantTable>,
 }
 
-impl Steps {
-    fn push(&mut self, name: &str, change: server::Change, written: Written) {
-        self.changes.push((name.to_owned(), change));
-        self.written.push(written);
-    }
-
+impl Updates {
     fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
-        let Steps { changes, written } = std::mem::take(self);
-        let pairs = changes.into_iter().zip(written);
-        (self.changes, self.written) = pairs.filter(|((name, _), _)| is_kept(name)).unzip();
+        self.settings.retain(|(name, _)| is_kept(name));
+        self.tables.retain(|table| is_kept(&table.name));
     }
-}
-
-/// The values to store in the tenant's table after a change.
-#[derive(Clone)]
-enum Written {
-    Weight(WeightSource),
-    Latency(latency::Written),
-    /// Its place, and whether its users stay the same: a running server cannot change its users.
-    Place(Place, bool),
-    Caps(caps::Written),
-    Socket(Option<PathBuf>),
-    /// Nothing: the tenant's target is its group's.
-    Nothing,
 }
 
 /// The input of a reading.
@@ -178,15 +158,15 @@ impl Reading {
         all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
         all.missing.retain(|name| !is_changed(name));
         all.come.retain(|(table, _)| !is_changed(&table.name));
-        all.steps.retain(|name| !is_changed(name));
-        let Differences { keys, missing, come, steps } =
+        all.updates.retain(|name| !is_changed(name));
+        let Differences { keys, missing, come, updates } =
             Differences::between(&part, tenants, &wanted, &planned, groups_of)?;
         all.keys.extend(keys);
         all.keys.sort_by(|a, b| a.key.cmp(&b.key));
         all.missing.extend(missing);
         all.come.extend(come);
-        all.steps.changes.extend(steps.changes);
-        all.steps.written.extend(steps.written);
+        all.updates.settings.extend(updates.settings);
+        all.updates.tables.extend(updates.tables);
         drop((before, now));
         self.in_force = with.clone();
         Ok(())
@@ -209,13 +189,21 @@ impl Differences {
         let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
         let come = pairs().filter(|(table, _)| !old.contains_key(&*table.name));
         let come = come.map(|(table, tenant)| (table.clone(), tenant.clone())).collect();
-        let mut steps = Steps::default();
+        let mut updates = Updates::default();
         for (table, tenant) in pairs() {
-            if let Some(old) = old.get(&*table.name) {
-                steps_of(old, table, tenant, (old_groups, groups), &mut steps)?;
+            let (Some(old), Some(member)) = (old.get(&*table.name), tenants.find(&table.name))
+            else {
+                continue;
+            };
+            let now = &member.tenant.settings;
+            let settings = now.updated(&tenant.settings);
+            let table = old.updated(table, (old_groups, groups));
+            if settings != *now || !table.says_the_same_as(old) {
+                updates.settings.push((table.name.clone(), settings));
+                updates.tables.push(table);
             }
         }
-        Ok(Differences { keys, missing, come, steps })
+        Ok(Differences { keys, missing, come, updates })
     }
 }
 
@@ -223,50 +211,6 @@ impl Differences {
 fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
     let is_ambiguous = group.is_ambiguous;
     others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
-}
-
-/// Adds the changes from `old` to `table`; `tenant` is the completed `table`.
-fn steps_of(
-    old: &TenantTable,
-    table: &TenantTable,
-    tenant: &Tenant,
-    (old_groups, groups): (&[group::Group], &[group::Group]),
-    steps: &mut Steps,
-) -> Result<(), Refusal> {
-    let mut step = |change, written| steps.push(&table.name, change, written);
-    let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
-    if source(old) != source(table) {
-        step(server::Change::Weight(tenant.weight), Written::Weight(source(table)));
-    }
-    let reservation = table.reservation();
-    if old.reservation() != reservation || old.group != table.group {
-        let users = |table: &TenantTable, groups: &[group::Group]| {
-            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
-        };
-        // Caps are left out, because the plan has compared them.
-        let wanted = reservation.reservation(&Caps::default()).map_err(Refusal::new)?;
-        let group = tenant.group.clone();
-        let place = Place { group: group.clone(), reservation };
-        step(
-            server::Change::Place { group, reservation: wanted },
-            Written::Place(place, users(old, old_groups) == users(table, groups)),
-        );
-    }
-    // A change of the tenant's own keys is stored, even if its group's target has changed, too.
-    let target = server::Change::Target(tenant.target);
-    if latency::written(old) != latency::written(table) {
-        step(target, Written::Latency(latency::written(table)));
-    } else if old.target(old_groups).ok() != Some(tenant.target) {
-        step(target, Written::Nothing);
-    }
-    if old.vhost_user != table.vhost_user {
-        let path = &table.vhost_user;
-        step(server::Change::Socket(path.clone()), Written::Socket(path.clone()));
-    }
-    if old.caps() != table.caps() {
-        step(server::Change::Caps(tenant.caps), Written::Caps(table.caps()));
-    }
-    Ok(())
 }
 
 /// The configuration in force, with places of tenants only where `wanted` names them: otherwise any
@@ -314,21 +258,6 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
     note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
 }
 
-impl Written {
-    /// The tenant's keys that have the new values after the change.
-    fn keys(&self) -> Vec<&'static str> {
-        match self {
-            Written::Weight(_) => vec!["weight"],
-            Written::Latency(_) => vec!["latency", "latency-percentile", "floor"],
-            Written::Place(_, false) => group::KEYS.to_vec(),
-            Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
-            Written::Caps(_) => KEYS.to_vec(),
-            Written::Socket(_) => vec!["vhost-user"],
-            Written::Nothing => Vec::new(),
-        }
-    }
-}
-
 /// The changes of a reload, made or predicted. Another thread formats the answer, because this
 /// takes much longer than the changes with thousands of tenants.
 pub(super) struct Outcome {
@@ -338,26 +267,35 @@ pub(super) struct Outcome {
     /// Notes for tenants that come and go.
     notes: HashMap<String, String>,
     done: Done,
-    /// Whether each step has been made.
+    /// Whether each update has been made.
     made: Vec<bool>,
     is_dry_run: bool,
 }
 
 impl Outcome {
     /// The differing keys with the result of each, for the answer and the log.
-    pub(super) fn changes(mut self) -> Vec<Change> {
-        let Differences { keys, come, steps, .. } = &self.reading.differences;
+    pub(super) fn changes(self) -> Vec<Change> {
+        let Reading { contents, differences, .. } = &*self.reading;
+        let Differences { keys, come, updates, .. } = differences;
         let mut differ = keys.clone();
         let notes: HashMap<&str, String> =
             self.notes.iter().map(|(name, note)| (&**name, note.clone())).collect();
         note_staying(&mut differ, &self.staying, come);
         note_sizes(&mut differ);
         note_whole(&mut differ, &notes);
-        let steps = steps.changes.iter().zip(&steps.written).zip(&self.made);
-        for (((name, _), written), _) in steps.filter(|(_, made)| **made) {
-            self.done.tenant(name, &written.keys());
+        let wanted = contents.wanted.tenants_by_name();
+        let made = updates.tables.iter().zip(&self.made).filter(|(_, made)| **made);
+        let updated: HashMap<&str, &TenantTable> =
+            made.map(|(table, _)| (&*table.name, table)).collect();
+        for change in &mut differ {
+            let is_updated = tenant_of(&change.key).is_some_and(|(name, key)| {
+                let Some(table) = updated.get(name) else { return false };
+                // A running server cannot change a tenant's users, which `group` names, too.
+                let has_users = || wanted.get(name).is_some_and(|new| new.group == table.group);
+                !FIXED.contains(&key) && (key != "group" || has_users())
+            });
+            change.done = is_updated || self.done.has(&change.key);
         }
-        differ.iter_mut().for_each(|change| change.done = self.done.has(&change.key));
         if !self.is_dry_run {
             log_changes(&differ);
         }
@@ -372,10 +310,6 @@ struct Done(HashSet<String>);
 impl Done {
     fn add(&mut self, key: impl Into<String>) {
         self.0.insert(key.into());
-    }
-
-    fn tenant(&mut self, name: &str, keys: &[&str]) {
-        keys.iter().for_each(|key| self.add(format!("tenant.{name}.{key}")));
     }
 
     /// Whether this key, or one above it, has been changed.
@@ -394,15 +328,6 @@ impl Warnings {
         self.0 += 1;
         if self.0 <= LINES_MAX {
             tracing::warn!("{text}");
-        }
-    }
-
-    /// Warns of caps that may make a client wait too long.
-    fn of_caps(&mut self, whose: &str, change: &server::Change) {
-        if let server::Change::Caps(caps) = change
-            && let Some(text) = caps::warning(caps)
-        {
-            self.add(&format!("{whose}: {text}"));
         }
     }
 
@@ -656,7 +581,7 @@ impl Console {
                 }
             }
         }
-        let made = self.take_steps(admin, &reading, &mut warnings);
+        let made = self.make_updates(admin, &reading.differences.updates, &mut warnings);
         self.drop_groups(admin, wanted).iter().for_each(|name| done.add(format!("group.{name}")));
         if self.move_listeners(admin, wanted) {
             done.add("listen");
@@ -686,55 +611,30 @@ impl Console {
         }
     }
 
-    /// Changes the tenants that stay, and stores each change that was made; returns whether each
-    /// was.
-    fn take_steps(
+    /// Updates the tenants that stay, and stores the keys of each; returns whether each was updated.
+    fn make_updates(
         &mut self,
         admin: &mut dyn Admin,
-        reading: &Reading,
+        updates: &Updates,
         warnings: &mut Warnings,
     ) -> Vec<bool> {
-        let Reading { contents, differences: Differences { steps, .. }, .. } = reading;
-        let Steps { changes, written } = steps;
-        let results = admin.change(changes);
-        let mut made = vec![false; changes.len()];
-        // In reverse, so that the map keeps the first step of a tenant.
-        let names = changes.iter().map(|(name, _)| &**name).enumerate().rev();
-        let first: HashMap<&str, usize> = names.map(|(step, name)| (name, step)).collect();
-        for error in results.iter().filter_map(|result| result.as_ref().err()) {
-            warnings.add(error);
-        }
-        for table in Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut) {
-            let Some(&first) = first.get(&*table.name) else { continue };
-            for step in first..changes.len() {
-                let (name, change) = &changes[step];
-                if *name != table.name {
-                    break;
-                }
-                if results[step].is_err() {
-                    continue;
-                }
-                made[step] = true;
-                match &written[step] {
-                    Written::Weight(source) => table.weight = Some(source.clone()),
-                    Written::Latency(said) => {
-                        (table.latency, table.latency_percentile, table.floor) = *said;
+        let before = admin.tenants();
+        let results = admin.update(&updates.settings);
+        for ((name, settings), result) in updates.settings.iter().zip(&results) {
+            let caps = before.find(name).map(|member| member.tenant.settings.caps);
+            match result {
+                Err(error) => warnings.add(error),
+                Ok(()) if caps == Some(settings.caps) => {}
+                Ok(()) => {
+                    for text in caps::warning(&settings.caps) {
+                        warnings.add(&format!("tenant {name}: {text}"));
                     }
-                    Written::Place(place, _) => {
-                        let reservation = place.reservation;
-                        (table.min_iops, table.min_bandwidth) =
-                            (reservation.iops, reservation.bandwidth);
-                        table.set_group(place.group.as_deref(), &contents.plan.groups);
-                    }
-                    Written::Caps(said) => {
-                        table.set_caps(said);
-                        warnings.of_caps(&format!("tenant {name}"), change);
-                    }
-                    Written::Socket(path) => table.vhost_user.clone_from(path),
-                    Written::Nothing => {}
                 }
             }
         }
+        let made: Vec<bool> = results.iter().map(Result::is_ok).collect();
+        let tables = updates.tables.iter().zip(&made).filter(|(_, made)| **made);
+        self.write_tables(tables.map(|(table, _)| table.clone()));
         made
     }
 

@@ -417,6 +417,25 @@ pub(crate) const METHODS: &[Method] = &[
         }),
     },
     Method {
+        name: "update",
+        effect: Effect::Changes,
+        summary: "Changes keys of a tenant, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "keys",
+                "object",
+                "keys of a tenant and their values, as they are written; off takes one away. Keys \
+                 that clients get when they connect need a restart",
+            ),
+        ],
+        result: "the tenant's name, the keys that differ, from what, to what, and a warning if clients \
+                 may wait longer than their timeouts for a cap",
+        run: Run::Does(|console, admin, mut given| {
+            console.set(admin, &given.text("tenant")?, &given.take("keys")?)
+        }),
+    },
+    Method {
         name: "clear_error",
         effect: Effect::Changes,
         summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \

@@ -39,8 +39,11 @@ fn nothing_said_is_a_paced_device_for_two_tenants_three_to_one() {
             parallelism: 32
         }
     );
-    let tenants: Vec<_> =
-        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> = plan
+        .tenants
+        .iter()
+        .map(|tenant| (tenant.name.as_str(), tenant.settings.weight.get()))
+        .collect();
     assert_eq!(tenants, [("gold", 300), ("silver", 100)]);
     assert_eq!(plan.policy.name(), "mqfq");
     assert_eq!(plan.source, Source::Sockets(vec!["unix:/run/fairq.sock".parse().unwrap()]));
@@ -68,8 +71,11 @@ fn the_example_file_is_read_and_names_every_key() {
     // An installed example does not turn off any default of the policy.
     let default: PolicyTable = "mqfq:slots=auto".parse().unwrap();
     assert_eq!(plan.policy, default.complete().unwrap());
-    let tenants: Vec<_> =
-        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> = plan
+        .tenants
+        .iter()
+        .map(|tenant| (tenant.name.as_str(), tenant.settings.weight.get()))
+        .collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
     assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);

@@ -20,7 +20,7 @@ use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{
     AdminError, BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList,
-    Turns,
+    TenantSettings, Turns,
 };
 use crate::shard::fence::FenceStats;
 
@@ -178,26 +178,6 @@ pub struct Successor {
     pub args: Vec<OsString>,
 }
 
-/// A change of a tenant that needs nothing from its clients.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// Its weight.
-    Weight(Weight),
-    /// Its latency target; `None` for none.
-    Target(Option<Target>),
-    /// Its caps, which replace the current ones.
-    Caps(Caps),
-    /// The path of its own socket for guests; `None` for none. Guests that are attached stay.
-    Socket(Option<PathBuf>),
-    /// Its group, or none, and its reservation.
-    Place {
-        /// The group.
-        group: Option<String>,
-        /// The least service that it has, while the device can.
-        reservation: Reservation,
-    },
-}
-
 /// Queries and changes of a running server. Changes take effect at once and disconnect no client.
 pub trait Admin {
     /// The status of the server now.
@@ -237,13 +217,10 @@ pub trait Admin {
     /// The size of a file at the last check (one a second), in bytes; `None` if it has none of its
     /// own.
     fn size_of(&self, file: u16) -> Option<u64>;
-    /// Makes these changes of tenants, for requests that come from now on; each is made or refused
-    /// by itself. Many in one call cost little more than one.
-    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>>;
-    /// Makes one change of a tenant.
-    fn change_one(&mut self, name: &str, change: Change) -> Result<(), AdminError> {
-        self.change(&[(name.to_owned(), change)]).pop().expect("one result for each change")
-    }
+    /// Gives tenants other settings, for requests that come from now on
+    /// ([`TenantSettings::updated`]). Each tenant is updated or refused by itself, and keeps all of
+    /// its settings if one is refused. Many in one call cost little more than one.
+    fn update(&mut self, updates: &[(String, TenantSettings)]) -> Vec<Result<(), AdminError>>;
     /// Adds a group of tenants, or changes it; the group that it is in must be there.
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
     /// Removes a group that has no members.

@@ -24,8 +24,8 @@ use crate::server::accept::Listening;
 use crate::server::closing::Closing;
 use crate::server::schedulers::{PolicyCounts, Schedulers};
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Change, ControlThread, DefaultTenant, Drain, Group, Listen,
-    Member, Operator, Status, StoreStatus, Successor, Tenant, TenantList,
+    Admin, AdminError, BuiltPolicy, ControlThread, DefaultTenant, Drain, Group, Listen, Member,
+    Operator, Status, StoreStatus, Successor, Tenant, TenantList, TenantSettings,
 };
 use crate::shard::{Exchange, Notice};
 
@@ -144,8 +144,8 @@ impl Admin for ControlThread<'_> {
         self.device.size_of(file)
     }
 
-    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>> {
-        self.change_tenants(changes)
+    fn update(&mut self, updates: &[(String, TenantSettings)]) -> Vec<Result<(), AdminError>> {
+        self.update_tenants(updates)
     }
 
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError> {

@@ -590,7 +590,8 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let wants = |member: &&Member| {
             let tenant = &member.tenant;
-            (tenant.ublk || all && tenant.identity.is_none()) && member.preparing.is_none()
+            (tenant.settings.ublk || all && tenant.settings.identity.is_none())
+                && member.preparing.is_none()
         };
         let wanted = |member: &Member| {
             let file = self.device.path_of(member.tenant.file);
@@ -601,7 +602,7 @@ impl ControlThread<'_> {
                 storage: file.map_or_else(this_process, |path| storage_at(&path)),
                 is_lasting,
                 preferred: info.preferred_size,
-                users: member.tenant.users.clone(),
+                users: member.tenant.settings.users.clone(),
             }
         };
         tenants.members().filter(wants).map(wanted).collect()

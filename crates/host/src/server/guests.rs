@@ -121,9 +121,9 @@ fn in_directory(directory: &Path, name: &str) -> PathBuf {
 
 /// The paths of the sockets that a tenant has.
 fn paths(directories: &[PathBuf], tenant: &Tenant) -> Vec<PathBuf> {
-    let shared = directories.iter().filter(|_| tenant.identity.is_none());
+    let shared = directories.iter().filter(|_| tenant.settings.identity.is_none());
     let shared = shared.map(|directory| in_directory(directory, &tenant.name));
-    shared.chain(tenant.vhost_user.clone()).collect()
+    shared.chain(tenant.settings.vhost_user.clone()).collect()
 }
 
 fn refusal(path: &Path, cause: impl ToString) -> AdminError {
@@ -162,7 +162,7 @@ impl ControlThread<'_> {
     pub(super) fn open_guests_of(&mut self, tenant: &Tenant) -> Result<(), AdminError> {
         let paths = paths(&self.guest_directories, tenant);
         for (done, path) in paths.iter().enumerate() {
-            if let Err(error) = self.open_guest(path, &tenant.users) {
+            if let Err(error) = self.open_guest(path, &tenant.settings.users) {
                 paths[..done].iter().for_each(|path| drop(self.guests.remove(path)));
                 return Err(error);
             }
@@ -183,7 +183,7 @@ impl ControlThread<'_> {
         for path in paths(&self.guest_directories, tenant) {
             let owner = self.guests.get(&path).map(|guest| guest.flow);
             if owner.is_none_or(|owner| owner.is_some_and(|owner| owner != *flow)) {
-                self.open_guest(&path, &tenant.users)?;
+                self.open_guest(&path, &tenant.settings.users)?;
             }
             let Some(guest) = self.guests.get_mut(&path) else { continue };
             guest.flow = Some(*flow);
@@ -207,7 +207,7 @@ impl ControlThread<'_> {
     /// The same for all tenants, and closes all other sockets. Returns the first error.
     pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
-        let has_own = tenants.members().any(|member| member.tenant.vhost_user.is_some());
+        let has_own = tenants.members().any(|member| member.tenant.settings.vhost_user.is_some());
         if !has_own && self.guest_directories.is_empty() && self.guests.is_empty() {
             return Ok(());
         }
@@ -380,7 +380,7 @@ impl Server {
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         let Member { tenant, .. } = member;
         let user = User::of_peer(&stream)?;
-        if !tenant.users.is_empty() && !tenant.users.include(&user) {
+        if !tenant.settings.users.is_empty() && !tenant.settings.users.include(&user) {
             let text = format!("user {} may not open tenant {}", user.uid, tenant.name);
             return Err(io::Error::other(text));
         }

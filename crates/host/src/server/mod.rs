@@ -75,7 +75,7 @@ mod server_config;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AttachmentKind, AttachmentStatus, Change, Status, StoreStatus, Successor};
+pub use admin::{Admin, AttachmentKind, AttachmentStatus, Status, StoreStatus, Successor};
 pub use admin_error::AdminError;
 pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
@@ -83,7 +83,7 @@ pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::GroupStatus;
 pub use handover::Before;
 pub use listen::{Listen, STORED};
-pub use server_config::{Config, DefaultTenant, Group, Tenant, Timeouts};
+pub use server_config::{Config, DefaultTenant, Group, Tenant, TenantSettings, Timeouts};
 pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::{Failures, Listening};
@@ -326,7 +326,7 @@ pub fn serve(
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        common.weights.set(flow.slot() as u16, tenant.weight);
+        common.weights.set(flow.slot() as u16, tenant.settings.weight);
     }
     match &before {
         // The files were not closed, so the next flush reports their write-back errors.

@@ -146,11 +146,6 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    pub(super) fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        let (policy, flow) = self.of(flow)?;
-        policy.set_weight(flow, weight)
-    }
-
     /// Changes the weights of flows, by one call of each store's policy. Removed flows are skipped.
     pub(super) fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         let mut of_stores = vec![Vec::new(); self.controls.len()];
@@ -162,8 +157,11 @@ impl<'a> Schedulers<'a> {
             }
         }
         for (control, weights) in self.controls.iter().zip(&of_stores) {
-            if !weights.is_empty() {
-                control.policy().set_weights(weights);
+            match weights[..] {
+                [] => {}
+                // One flow needs no visit of all others, and fails only if it was removed.
+                [(flow, weight)] => drop(control.policy().set_weight(flow, weight)),
+                _ => control.policy().set_weights(weights),
             }
         }
     }
@@ -382,17 +380,17 @@ fn add(
     tenant: &Tenant,
     groups: &Groups,
 ) -> Result<FlowId, FlowError> {
-    let share = groups.share(tenant.group.as_deref(), tenant.reservation)?;
-    let flow = policy.add_flow_as(known, tenant.weight)?;
-    let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    let share = groups.share(tenant.settings.group.as_deref(), tenant.settings.reservation)?;
+    let flow = policy.add_flow_as(known, tenant.settings.weight)?;
+    let urgent = || if tenant.settings.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     // A policy without targets, caps or groups refuses the call even if it sets none.
-    let target = || match tenant.target {
+    let target = || match tenant.settings.target {
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),
     };
-    let caps = || match tenant.caps.is_empty() {
+    let caps = || match tenant.settings.caps.is_empty() {
         true => Ok(()),
-        false => policy.set_caps(flow, &tenant.caps),
+        false => policy.set_caps(flow, &tenant.settings.caps),
     };
     let place = || match share == Share::default() {
         true => Ok(()),

@@ -17,16 +17,23 @@ use crate::server::Listen;
 pub struct Tenant {
     /// Its name, and its export's.
     pub name: String,
-    /// A line for people.
-    pub description: String,
-    /// Its share relative to the others'.
-    pub weight: Weight,
     /// The number of the device's file that holds its data.
     pub file: u16,
     /// Start of its range in the file, in bytes.
     pub base: u64,
     /// The size of its range, in bytes.
     pub size: u64,
+    /// All other settings.
+    pub settings: TenantSettings,
+}
+
+/// The settings of a tenant, apart from its name and range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TenantSettings {
+    /// A line for people.
+    pub description: String,
+    /// Its share relative to the others'.
+    pub weight: Weight,
     /// Whether it may only read.
     pub read_only: bool,
     /// Whether it may use the urgent class, within the policy's budget.
@@ -49,6 +56,26 @@ pub struct Tenant {
     pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
+}
+
+impl TenantSettings {
+    /// The settings after an [update](crate::server::Admin::update) to `new`: those that clients
+    /// have got in their handshakes stay, since only a restart changes them.
+    #[must_use]
+    pub fn updated(&self, new: &TenantSettings) -> TenantSettings {
+        let TenantSettings { read_only, urgent, connections, ublk, .. } = *self;
+        let TenantSettings { description, identity, users, .. } = self.clone();
+        TenantSettings {
+            description,
+            read_only,
+            urgent,
+            identity,
+            users,
+            connections,
+            ublk,
+            ..new.clone()
+        }
+    }
 }
 
 /// The tenant of clients that name no export.

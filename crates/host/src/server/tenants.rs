@@ -18,8 +18,8 @@ use crate::server::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
-    ServerError, Tenant, TenantList,
+    AdminError, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError,
+    Tenant, TenantList, TenantSettings,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -132,7 +132,7 @@ impl ControlThread<'_> {
         let is_left = self.has_leftovers(&tenant);
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
-        self.weights.set(flow.slot() as u16, tenant.weight);
+        self.weights.set(flow.slot() as u16, tenant.settings.weight);
         self.fences.forget(flow.slot() as u16);
         let connections = Connections::on(self.server.shards.count());
         Ok(Member { preparing, ..Member::new(tenant, flow, store, connections) })
@@ -186,90 +186,68 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// See [`crate::server::Admin::change`].
-    pub(super) fn change_tenants(
+    /// See [`crate::server::Admin::update`].
+    pub(super) fn update_tenants(
         &mut self,
-        changes: &[(String, Change)],
+        updates: &[(String, TenantSettings)],
     ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
         let mut members = tenants.to_members();
-        let made = self.make_changes(&tenants, &mut members, changes);
-        // One list for all changes: a list has as many entries as there are tenants.
-        self.server.set_roster(tenants.with(members));
-        if changes.iter().any(|(_, change)| matches!(change, Change::Socket(_))) {
-            self.fit_guests_or_log();
-        }
-        made
-    }
-
-    /// Makes changes of members, in the policies first: a tenant that its policy refuses stays as
-    /// it is. A policy takes all weights in one call, since each call may visit all flows.
-    fn make_changes(
-        &mut self,
-        tenants: &TenantList,
-        members: &mut [Arc<Member>],
-        changes: &[(String, Change)],
-    ) -> Vec<Result<(), AdminError>> {
-        let is_weight = |change: &&(String, Change)| matches!(change.1, Change::Weight(_));
-        let has_many = changes.iter().filter(is_weight).nth(1).is_some();
+        // A policy takes all weights in one call, since each call may visit all flows.
         let mut weights = Vec::new();
-        let mut make = |(name, change): &(String, Change)| {
+        let mut has_sockets = false;
+        let mut update = |(name, new): &(String, TenantSettings)| {
             let place = tenants.place_of(name);
             let place = place.ok_or_else(|| AdminError::NoSuchTenant(name.clone()))?;
             let Member { tenant, flow, .. } = Arc::make_mut(&mut members[place]);
-            match change {
-                Change::Weight(weight) if has_many => {
-                    weights.push((*flow, *weight));
-                    self.weights.set(flow.slot() as u16, *weight);
-                    tenant.weight = *weight;
-                    Ok(())
-                }
-                Change::Socket(path) => {
-                    if let Some(path) = path {
-                        self.open_guest(path, &tenant.users)?;
-                    }
-                    tenant.vhost_user.clone_from(path);
-                    Ok(())
-                }
-                change => self
-                    .change_tenant(tenant, *flow, change)
-                    .map_err(|error| AdminError::Flow { name: name.clone(), error }),
+            let (flow, old) = (*flow, tenant.settings.clone());
+            let new = old.updated(new);
+            if let Err(error) = self.apply_settings(name, flow, &old, &new) {
+                // The policy has accepted the old values before.
+                let _ = self.apply_settings(name, flow, &new, &old);
+                return Err(error);
             }
+            if old.weight != new.weight {
+                weights.push((flow, new.weight));
+                self.weights.set(flow.slot() as u16, new.weight);
+            }
+            has_sockets |= old.vhost_user != new.vhost_user;
+            tenant.settings = new;
+            Ok(())
         };
-        let made = changes.iter().map(&mut make).collect();
+        let updated = updates.iter().map(&mut update).collect();
         self.schedulers.set_weights(&weights);
-        made
+        // One list for all updates: a list has as many entries as there are tenants.
+        self.server.set_roster(tenants.with(members));
+        if has_sockets {
+            self.fit_guests_or_log();
+        }
+        updated
     }
 
-    /// Makes one change.
-    fn change_tenant(
+    /// Applies the settings in which `new` differs from `old`, except for the weight.
+    fn apply_settings(
         &mut self,
-        tenant: &mut Tenant,
+        name: &str,
         flow: FlowId,
-        change: &Change,
-    ) -> Result<(), FlowError> {
-        match change {
-            Change::Weight(weight) => {
-                self.schedulers.set_weight(flow, *weight)?;
-                self.weights.set(flow.slot() as u16, *weight);
-                tenant.weight = *weight;
-            }
-            Change::Target(target) => {
-                self.schedulers.set_target(flow, *target)?;
-                tenant.target = *target;
-            }
-            Change::Caps(caps) => {
-                self.schedulers.set_caps(flow, caps)?;
-                tenant.caps = *caps;
-            }
-            Change::Place { group, reservation } => {
-                let (group, reservation) = (group.clone(), *reservation);
-                self.schedulers.set_share(flow, group.as_deref(), reservation)?;
-                (tenant.group, tenant.reservation) = (group, reservation);
-            }
-            Change::Socket(path) => tenant.vhost_user.clone_from(path),
+        old: &TenantSettings,
+        new: &TenantSettings,
+    ) -> Result<(), AdminError> {
+        let refused = |error| AdminError::Flow { name: name.to_owned(), error };
+        if old.group != new.group || old.reservation != new.reservation {
+            let group = new.group.as_deref();
+            self.schedulers.set_share(flow, group, new.reservation).map_err(refused)?;
         }
-        Ok(())
+        if old.target != new.target {
+            self.schedulers.set_target(flow, new.target).map_err(refused)?;
+        }
+        if old.caps != new.caps {
+            self.schedulers.set_caps(flow, &new.caps).map_err(refused)?;
+        }
+        match &new.vhost_user {
+            Some(path) if old.vhost_user != new.vhost_user => self.open_guest(path, &new.users),
+            _ => Ok(()),
+        }
     }
 
     /// The statistics of caps, for tenants that have caps or are in a group that may have some.
@@ -277,7 +255,8 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
         let members = tenants.members().filter(|member| {
-            !member.tenant.caps.is_empty() || (in_groups && member.tenant.group.is_some())
+            !member.tenant.settings.caps.is_empty()
+                || (in_groups && member.tenant.settings.group.is_some())
         });
         members
             .filter_map(|member| Some((member.number(), self.schedulers.caps(member.flow)?)))
@@ -287,7 +266,7 @@ impl ControlThread<'_> {
     /// The latencies of the tenants that have a target.
     pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
-        let members = tenants.members().filter(|member| member.tenant.target.is_some());
+        let members = tenants.members().filter(|member| member.tenant.settings.target.is_some());
         members
             .filter_map(|member| Some((member.number(), self.schedulers.target(member.flow)?)))
             .collect()
