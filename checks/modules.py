@@ -55,6 +55,11 @@ class Crate:
             if module not in self.code and not is_for_tests(path.relative_to(self.sources)):
                 self.code[module] = production(path.read_text())
                 self.file[module] = path.relative_to(ROOT).as_posix()
+        # A module that its parent declares for tests only has no declaration left.
+        for module in sorted(self.code, key=len):
+            parent = self.code.get(module[:-1])
+            if module and (parent is None or not re.search(rf"\bmod {module[-1]};", " ".join(parent))):
+                del self.code[module]
 
     def module(self, path):
         """The names of the modules that lead to a file."""

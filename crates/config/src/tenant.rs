@@ -203,6 +203,7 @@ impl TenantTable {
     /// Sets a key that a running server can change, or takes it away if the value is `off`.
     /// `groups` are all groups.
     pub fn set(&mut self, key: &str, value: &str, groups: &[Group]) -> Result<(), String> {
+        let key = &*key.replace('_', "-");
         if key == "group" {
             let group = (value != OFF).then_some(value);
             if group.is_some_and(|name| groups.iter().all(|group| group.name != name)) {
@@ -213,6 +214,8 @@ impl TenantTable {
             self.set_group(group, groups);
             return Ok(());
         }
+        // A comma separates keys unless it is doubled.
+        let value = value.replace(',', ",,");
         let one = if value == OFF { String::new() } else { format!(",{key}={value}") };
         let said: TenantTable = format!("{}{one}", self.name).parse()?;
         if FIXED.contains(&key) {
@@ -504,8 +507,10 @@ fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refu
 
 #[cfg(test)]
 mod tests {
+    use fairq_core::{Cap, Caps, Counted, Reservation, Side, Weight};
+    use fairq_host::nbd::session::users::Users;
+
     use super::*;
-    use fairq_core::{Cap, Counted, Side};
 
     fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
         specs

@@ -626,7 +626,7 @@ impl Console {
                 Err(error) => warnings.add(error),
                 Ok(()) if caps == Some(settings.caps) => {}
                 Ok(()) => {
-                    for text in caps::warning(&settings.caps) {
+                    if let Some(text) = caps::warning(&settings.caps) {
                         warnings.add(&format!("tenant {name}: {text}"));
                     }
                 }

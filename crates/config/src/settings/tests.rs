@@ -77,7 +77,7 @@ fn the_example_file_is_read_and_names_every_key() {
         .map(|tenant| (tenant.name.as_str(), tenant.settings.weight.get()))
         .collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
-    assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
+    assert_eq!(plan.tenants[0].settings.identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
     assert_eq!(plan.timeouts, Timeouts::default());
@@ -174,7 +174,7 @@ fn flags_win_key_by_key() {
     assert!(matches!(plan.device, DeviceConfig::Paced { size: 1_073_741_824, iops: 10_000, .. }));
     assert_eq!((plan.policy.name(), &plan.policy.keys[..]), ("sfqd", &[][..]));
     let tenants: Vec<_> =
-        plan.tenants.iter().map(|t| (t.name.as_str(), t.weight.get(), t.size)).collect();
+        plan.tenants.iter().map(|t| (t.name.as_str(), t.settings.weight.get(), t.size)).collect();
     assert_eq!(tenants, [("a", 300, Some(10 << 20)), ("b", 700, Some(20 << 20)), ("c", 100, None)]);
     assert_eq!(plan.source, Source::Sockets(vec!["tcp:127.0.0.1:10809".parse().unwrap()]));
     assert_eq!(plan.cpus, [0]);

@@ -8,10 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_core::{
-    CapStats, Caps, ClassWeights, Reservation, ShareStats, Stats, Target, TargetStats, Tuning,
-    Weight,
-};
+use fairq_core::{CapStats, ClassWeights, ShareStats, Stats, TargetStats, Tuning};
 
 use crate::device::CutOff;
 use crate::device::file::FileSpec;

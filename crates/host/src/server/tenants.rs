@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use fairq_core::{CapStats, FlowError, FlowId, TargetStats};
+use fairq_core::{CapStats, FlowId, TargetStats};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
