@@ -73,7 +73,7 @@ fn tenant(server: &mut Connection, name: &str) -> anyhow::Result<Option<Tenant>>
 
 /// Waits until a tenant can be opened, and prints the progress.
 fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
-    let (mut told, mut waited_for) = (Instant::now(), String::new());
+    let (mut printed, mut waited_for) = (Instant::now(), String::new());
     loop {
         let Some(tenant) = tenant(server, name)? else {
             // The server removes a new tenant that has waited too long for the requests of removed
@@ -101,8 +101,8 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
         }
         waited_for = names;
         // A short wait prints nothing; a long one prints a line a second.
-        if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
-            told = Instant::now();
+        if waited_for.is_empty() && printed.elapsed() > Duration::from_secs(1) {
+            printed = Instant::now();
             let part = preparing.done as f64 / (preparing.size as f64).max(1.0);
             eprintln!("zeroing its range: {}", show_percent(part));
         }
@@ -112,7 +112,7 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
 
 /// Waits until a tenant has its new size, and prints the progress.
 fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Result<()> {
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     loop {
         let Some(tenant) = tenant(server, name)? else {
             bail!("tenant {name} was removed before it had its new size");
@@ -123,8 +123,8 @@ fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Resu
             }
             bail!("tenant {name} keeps its size: the server's log says why");
         };
-        if told.elapsed() > Duration::from_secs(1) {
-            told = Instant::now();
+        if printed.elapsed() > Duration::from_secs(1) {
+            printed = Instant::now();
             let size = resizing.size.unwrap_or(0).max(1) as f64;
             let part = resizing.done.unwrap_or(0) as f64 / size;
             eprintln!("preparing its new size: {}", show_percent(part));
@@ -267,7 +267,7 @@ fn text(command: &CtlCommand, result: &Value) -> anyhow::Result<String> {
             result.as_str().unwrap_or_default().to_owned()
         }
         CtlCommand::Config { command: ConfigCommand::Reload { dry_run: true, .. } } => {
-            foretold(result)
+            predicted(result)
         }
         CtlCommand::Config { .. } | CtlCommand::Params { .. } | CtlCommand::Set { .. } => {
             changes(result)
@@ -315,8 +315,8 @@ fn text(command: &CtlCommand, result: &Value) -> anyhow::Result<String> {
             )
         }
         CtlCommand::Latency { .. } => {
-            let told = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
-            let (from, to) = (told("from"), told("to"));
+            let words = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
+            let (from, to) = (words("from"), words("to"));
             format!("{}: latency target {from} -> {to}\n", string(&result["tenant"]))
         }
         CtlCommand::Caps { .. } => {
@@ -658,7 +658,7 @@ fn changes(result: &Value) -> String {
 }
 
 /// The changes of a reload that was only checked, in words.
-fn foretold(result: &Value) -> String {
+fn predicted(result: &Value) -> String {
     let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if changes.is_empty() {
         return "nothing would change\n".into();

@@ -126,7 +126,7 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     let (ranges, pool) = match (&shared, &*sizes) {
         (Some(path), [size, own @ ..]) => {
             let start = Media::open(path)?.within(*size).start(is_made, &plan.tenants, own)?;
-            tell(&start);
+            report(&start);
             (start.placed.ranges, Some(start.pool))
         }
         _ => (ranges(&plan, &sizes)?, None),
@@ -208,7 +208,7 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
 }
 
 /// Logs news about a pool that the operator has to know.
-fn tell(start: &Start) {
+fn report(start: &Start) {
     let pool = start.pool.path().display().to_string();
     if start.adopted {
         let ranges: Vec<String> =

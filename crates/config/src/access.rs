@@ -70,8 +70,8 @@ impl<'de, T: FromStr> Deserialize<'de> for List<T> {
 /// that was added meanwhile.
 #[derive(Default)]
 pub struct Directory {
-    uids: Looked,
-    gids: Looked,
+    uids: Resolved,
+    gids: Resolved,
 }
 
 /// The result of a lookup: a number, no such name, or the reason of a failure.
@@ -82,9 +82,9 @@ type Find = fn(&str) -> io::Result<Option<u32>>;
 const THREADS: usize = 16;
 
 #[derive(Default)]
-struct Looked(RefCell<HashMap<String, Found>>);
+struct Resolved(RefCell<HashMap<String, Found>>);
 
-impl Looked {
+impl Resolved {
     fn up(&self, name: &str, find: Find) -> Found {
         let mut known = self.0.borrow_mut();
         known.entry(name.to_owned()).or_insert_with(|| found(find, name)).clone()
@@ -94,12 +94,12 @@ impl Looked {
         let names: BTreeSet<&str> = names.collect();
         let names: Vec<&str> = names.into_iter().collect();
         let part = names.len().div_ceil(THREADS).max(1);
-        let look_up = |part: &[&str]| -> Vec<(String, Found)> {
+        let resolve = |part: &[&str]| -> Vec<(String, Found)> {
             part.iter().map(|name| ((*name).to_owned(), found(find, name))).collect()
         };
         let all = std::thread::scope(|scope| {
             let threads: Vec<_> =
-                names.chunks(part).map(|part| scope.spawn(move || look_up(part))).collect();
+                names.chunks(part).map(|part| scope.spawn(move || resolve(part))).collect();
             // A thread that panicked has no results: its names are resolved one by one later.
             let found = threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default());
             found.collect::<Vec<_>>()

@@ -73,20 +73,20 @@ pub(super) fn view(stats: &TargetStats) -> LatencyTarget {
 
 /// The state of each tenant's target in the log.
 #[derive(Default)]
-pub(super) struct Teller {
+pub(super) struct TargetLog {
     spells: HashMap<String, Spell>,
 }
 
 struct Spell {
     /// The state that was logged last.
-    told: TargetState,
+    logged: TargetState,
     /// Seconds in a row with another state.
     seconds: u32,
 }
 
-impl Teller {
+impl TargetLog {
     /// Logs the states that are new in the second that ends now.
-    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
+    pub(super) fn log(&mut self, now: &Status, tenants: &TenantList) {
         self.spells.retain(|name, _| tenants.find(name).is_some());
         for member in tenants.members() {
             let Some(stats) = now.target_of(member) else { continue };
@@ -113,10 +113,10 @@ impl Teller {
     /// is logged at once.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
         // At first a target counts as met, so that only a missed one is logged.
-        let met = Spell { told: TargetState::Met, seconds: 0 };
+        let met = Spell { logged: TargetState::Met, seconds: 0 };
         let spell = self.spells.entry(tenant.to_owned()).or_insert(met);
         // An idle tenant has no latencies, so its target has no state.
-        if state == TargetState::Idle || state == spell.told {
+        if state == TargetState::Idle || state == spell.logged {
             spell.seconds = 0;
             return false;
         }
@@ -124,7 +124,7 @@ impl Teller {
         if spell.seconds < CALM && state != TargetState::Device {
             return false;
         }
-        *spell = Spell { told: state, seconds: 0 };
+        *spell = Spell { logged: state, seconds: 0 };
         true
     }
 }
@@ -135,14 +135,15 @@ mod tests {
 
     #[test]
     fn a_target_is_told_when_it_is_missed_for_a_while_and_when_it_is_met_again() {
-        let mut teller = Teller::default();
+        let mut target_log = TargetLog::default();
         use TargetState::{Device, Idle, Met, Missed};
         let seconds = [
             Met, Missed, Met, Missed, Missed, Missed, Missed, Idle, Met, Met, Met, Device, Missed,
             Device,
         ];
-        let news: Vec<usize> =
-            (0..seconds.len()).filter(|&second| teller.is_news("db", seconds[second])).collect();
+        let news: Vec<usize> = (0..seconds.len())
+            .filter(|&second| target_log.is_news("db", seconds[second]))
+            .collect();
         assert_eq!(news, [5, 10, 11]);
     }
 }

@@ -294,7 +294,7 @@ impl Console {
         }
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                self.forget_look();
+                self.drop_snapshots();
                 if error.is_temporary() {
                     // The write goes on, and the keeper puts it in force when it ends.
                     return Fault::unfinished(format!(

@@ -124,7 +124,7 @@ pub(crate) struct Console {
     /// The server's status at the last second, if its tenants are still the same.
     latest: Option<Arc<Status>>,
     /// The views for viewers and for scrapers, until the next second or change.
-    looked: Option<Arc<viewers::Shared>>,
+    viewed: Option<Arc<viewers::Shared>>,
     scraped: Option<Arc<viewers::Shared>>,
     /// Interference at the last seconds and one second earlier, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
@@ -135,7 +135,7 @@ pub(crate) struct Console {
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
     /// The tenants whose latency targets are missed.
-    targets: latency::Teller,
+    targets: latency::TargetLog,
     /// Stores that do not answer.
     stuck: storage::Stuck,
     /// Recordings of decisions.
@@ -192,12 +192,12 @@ impl Console {
             idle: Arc::default(),
             followed: HashMap::new(),
             latest: None,
-            looked: None,
+            viewed: None,
             scraped: None,
             matrices: VecDeque::from([Arc::new(empty_matrix())]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
-            targets: latency::Teller::default(),
+            targets: latency::TargetLog::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
             reload_since: None,
@@ -344,24 +344,24 @@ impl Operator for Console {
 
     fn second(&mut self, admin: &mut dyn Admin) {
         self.follow_cgroups(admin);
-        self.writers.tell_refused();
+        self.writers.log_refused();
         self.trace_expire(admin);
         self.give_up_waiting(admin);
-        self.look_for_growth(admin);
+        self.check_growth(admin);
         let (now, tenants) = (admin.status(), admin.tenants());
         // Every shard has answered for the status.
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &tenants);
         let members = tenants.members().zip(&counted);
         self.failures
-            .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
-        self.cpu_waits.tell(now.elapsed, &now.totals.shards);
-        self.targets.tell(&now, &tenants);
-        self.stuck.tell(&now, &tenants);
+            .log(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
+        self.cpu_waits.log(now.elapsed, &now.totals.shards);
+        self.targets.log(&now, &tenants);
+        self.stuck.log(&now, &tenants);
         self.keep_losses(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
         // The next viewer makes a new view; a second without viewers costs none.
-        self.forget_look();
+        self.drop_snapshots();
         self.latest = Some(Arc::new(now));
     }
 

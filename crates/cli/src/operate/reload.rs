@@ -35,7 +35,7 @@ const COMPARISONS: u32 = 3;
 
 /// The options of a reload.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct ReloadOptions {
     /// Tenants to be removed, because the file does not have them.
     pub(super) remove: Vec<String>,
     /// Whether the changes are only listed.
@@ -343,20 +343,20 @@ impl Warnings {
 
 impl Console {
     /// Reads the file again and makes its changes, or only lists them.
-    pub(super) fn reload_told(
+    pub(super) fn reload_file(
         &mut self,
         admin: &mut dyn Admin,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let result = self.reading(admin).and_then(|reading| match asked.dry_run {
-            true => self.foretell(admin, reading, asked),
-            false => self.apply(admin, reading, asked),
+        let result = self.reading(admin).and_then(|reading| match options.dry_run {
+            true => self.predict(admin, reading, options),
+            false => self.apply(admin, reading, options),
         });
         if !result.as_ref().is_err_and(Refusal::is_temporary) {
             self.reading.forget(READING);
         }
         match &result {
-            _ if asked.dry_run => {}
+            _ if options.dry_run => {}
             Ok(_) => {}
             // Each retry with a slow file comes here: only the last error is logged as one.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
@@ -368,9 +368,9 @@ impl Console {
     /// Reloads for SIGHUP. True if the reload is unfinished, so that the server calls it again.
     pub(super) fn reload_by_signal(&mut self, admin: &mut dyn Admin) -> bool {
         let since = *self.reload_since.get_or_insert_with(Instant::now);
-        let result = self.reload_told(admin, &Asked::default());
+        let result = self.reload_file(admin, &ReloadOptions::default());
         if !result.as_ref().is_err_and(Refusal::is_temporary) {
-            self.forget_look();
+            self.drop_snapshots();
         }
         let longest = self.plan.timeouts.range;
         let is_unfinished = match result {
@@ -435,12 +435,12 @@ impl Console {
     fn missing<'a>(
         &self,
         reading: &'a Reading,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
         let missing: HashSet<&str> =
             reading.differences.missing.iter().map(String::as_str).collect();
         let wanted = &reading.contents.wanted.tenant;
-        if let Some(name) = asked.remove.iter().find(|name| !missing.contains(&***name)) {
+        if let Some(name) = options.remove.iter().find(|name| !missing.contains(&***name)) {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
             return Err(Refusal::new(match is_wanted {
                 true => format!(
@@ -449,20 +449,20 @@ impl Console {
                 false => format!("there is no tenant {name} to be removed"),
             }));
         }
-        let is_named: HashSet<&str> = asked.remove.iter().map(String::as_str).collect();
+        let is_named: HashSet<&str> = options.remove.iter().map(String::as_str).collect();
         let in_memory = self.plan.device.is_in_memory();
         let goes = |name: &&str| in_memory || is_named.contains(name);
         Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
     /// The changes that a reload would make, without making them.
-    fn foretell(
+    fn predict(
         &self,
         admin: &dyn Admin,
         reading: Arc<Reading>,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let (gone, staying) = self.missing(&reading, asked)?;
+        let (gone, staying) = self.missing(&reading, options)?;
         let gone = gone.iter().map(|name| {
             let note = format!(
                 "tenant {name} would be removed: its clients are disconnected, and its range is \
@@ -478,7 +478,7 @@ impl Console {
                 // Some of these tenants have no place; this finds out which.
                 Err(_) => self.gaps(admin, std::iter::once(new)).map(|gaps| gaps[0]),
             };
-            (new.name.clone(), self.foretell_new(new, gap))
+            (new.name.clone(), self.predict_new(new, gap))
         });
         let notes = gone.chain(come).collect();
         let staying = staying.into_iter().map(str::to_owned).collect();
@@ -487,7 +487,7 @@ impl Console {
     }
 
     /// The place of a new tenant of the file, or the reason against it, in words.
-    fn foretell_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
+    fn predict_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
         let name = &new.name;
         let record = self.layout.as_ref().map(|layout| layout.record());
         let place = match &new.path {
@@ -512,10 +512,10 @@ impl Console {
         &mut self,
         admin: &mut dyn Admin,
         reading: &Reading,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Vec<Edit>, Refusal> {
         let Reading { contents, differences: Differences { come, .. }, .. } = reading;
-        let (gone, _) = self.missing(reading, asked)?;
+        let (gone, _) = self.missing(reading, options)?;
         self.prepare_files(admin, come)?;
         // The record has the ranges of new tenants first. When it is in force, adding a tenant does
         // not wait for it.
@@ -537,9 +537,9 @@ impl Console {
         &mut self,
         admin: &mut dyn Admin,
         mut reading: Arc<Reading>,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let claims = self.prepare_reload(admin, &reading, asked)?;
+        let claims = self.prepare_reload(admin, &reading, options)?;
         // From here on nothing is refused as a whole. The reading drops its reference to the
         // configuration in force, so that the changes below do not copy it.
         self.reading.forget(READING);
@@ -549,7 +549,7 @@ impl Console {
         let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
         let Contents { wanted, plan, tls, cgroups } = &**contents;
         let (mut done, mut warnings) = (Done::default(), Warnings::default());
-        let (gone, staying) = self.missing(&reading, asked)?;
+        let (gone, staying) = self.missing(&reading, options)?;
         let staying = staying.into_iter().map(str::to_owned).collect();
         done.add("policy");
         admin.set_tls(tls.clone());

@@ -63,7 +63,7 @@ pub(super) struct Stuck(Vec<String>);
 
 impl Stuck {
     /// Logs the stores that have stopped answering, and those that answer again.
-    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
+    pub(super) fn log(&mut self, now: &Status, tenants: &TenantList) {
         for store in now.stores.iter().filter(|store| store.is_stuck) {
             // A store is logged once: it may be stuck for hours, and is checked each second.
             if self.0.contains(&store.name) {

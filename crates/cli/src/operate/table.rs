@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::Console;
 use super::overview::{Snapshot, json_of};
-use super::reload::Asked;
+use super::reload::ReloadOptions;
 use super::rpc::Fault;
 use super::storage::clear_error;
 
@@ -182,13 +182,13 @@ impl Console {
                 return Ok(Answer::Later(Box::new(move || show(&snapshot))));
             }
             Run::Looks => {
-                let shared = self.looked(admin);
+                let shared = self.viewed(admin);
                 return Ok(Answer::Later(Box::new(move || shared.look().clone())));
             }
         };
         // An unfinished call has changed nothing yet.
         if method.effect != Effect::Reads && !result.as_ref().is_err_and(Fault::is_unfinished) {
-            self.forget_look();
+            self.drop_snapshots();
         }
         if let (true, Ok(Answer::Ready(result))) = (is_logged, &result) {
             tracing::info!(method = name, params = text, %result, "changed by the control socket");
@@ -532,7 +532,7 @@ pub(crate) const METHODS: &[Method] = &[
         run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
-            let outcome = console.reload_told(admin, &Asked { remove, dry_run })?;
+            let outcome = console.reload_file(admin, &ReloadOptions { remove, dry_run })?;
             Ok(Box::new(move || json!({ "changes": outcome.changes() })))
         }),
     },

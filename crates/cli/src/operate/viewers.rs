@@ -40,18 +40,18 @@ impl From<Snapshot> for Arc<Shared> {
 
 impl Console {
     /// Drops the snapshots after a change, so that the next one is taken anew.
-    pub(super) fn forget_look(&mut self) {
-        (self.looked, self.scraped, self.latest) = (None, None, None);
+    pub(super) fn drop_snapshots(&mut self) {
+        (self.viewed, self.scraped, self.latest) = (None, None, None);
     }
 
     /// The snapshot for terminals and the web page: the state at the last full second, so that more
     /// viewers are no more work for shards and control thread.
-    pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
-        let look = self.looked.take().unwrap_or_else(|| {
+    pub(super) fn viewed(&mut self, admin: &dyn Admin) -> Arc<Shared> {
+        let look = self.viewed.take().unwrap_or_else(|| {
             let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
             self.snapshot_of(admin, now).into()
         });
-        self.looked.insert(look).clone()
+        self.viewed.insert(look).clone()
     }
 
     /// The snapshot for scrapers: the state at the first scrape of this second.

@@ -29,7 +29,9 @@ use crate::server::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, OwnName, Stream};
-use crate::server::{Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks};
+use crate::server::{
+    Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, calls,
+};
 use crate::shard::Meeting;
 use crate::shard::volume::Volume;
 
@@ -129,15 +131,15 @@ impl ControlThread<'_> {
         at: &Listen,
         is_inherited: bool,
         listener: Listener,
-        asks: &asks::Asks,
+        calls: &calls::Calls,
     ) -> io::Result<()> {
         let (socket, name) = (listener.copy()?, listener.name());
-        let (asks, timeouts) = (asks.clone(), self.server.config.timeouts);
+        let (calls, timeouts) = (calls.clone(), self.server.config.timeouts);
         let task = match role {
             Role::Clients => return self.open_clients(at, is_inherited, listener),
             Role::Guests => unreachable!("sockets for guests are opened by their tenants"),
-            Role::Http => tokio::spawn(asks::serve_http(listener, asks, timeouts)),
-            Role::Control => tokio::spawn(asks::serve_control(listener, asks, timeouts)),
+            Role::Http => tokio::spawn(calls::serve_http(listener, calls, timeouts)),
+            Role::Control => tokio::spawn(calls::serve_control(listener, calls, timeouts)),
         };
         let task = task.abort_handle();
         let at = at.clone();
@@ -193,7 +195,7 @@ impl ControlThread<'_> {
     pub(super) fn open(
         &mut self,
         over: &mpsc::Sender<()>,
-        asks: &asks::Asks,
+        calls: &calls::Calls,
     ) -> Result<Vec<Listen>, ServerError> {
         let config = self.server.config.clone();
         let mut places = Vec::new();
@@ -228,7 +230,7 @@ impl ControlThread<'_> {
                 _ => listen::bind(at).map_err(fail)?,
             };
             for listener in listeners {
-                self.open_door(Role::Http, at, false, listener, asks)
+                self.open_door(Role::Http, at, false, listener, calls)
                     .map_err(|error| fail(error.to_string()))?;
             }
         }
@@ -237,7 +239,7 @@ impl ControlThread<'_> {
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
             let listener = listen::bind_private(path).map_err(fail)?;
-            self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, asks)
+            self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, calls)
                 .map_err(|error| fail(error.to_string()))?;
         }
         places.extend(self.listening());
@@ -263,7 +265,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
                     }
                 });
             }
-            Err(error) => asks::make_room(&error, &server.handshakes).await,
+            Err(error) => calls::make_room(&error, &server.handshakes).await,
         }
     }
 }
@@ -404,7 +406,7 @@ impl Server {
     }
 
     /// Logs the number of handshakes that have failed since the last call, and of suppressed lines.
-    pub(super) fn tell_failures(&self) {
+    pub(super) fn log_failures(&self) {
         let failures =
             std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some((peer, error)) = failures.last {

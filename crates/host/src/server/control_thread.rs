@@ -115,7 +115,7 @@ impl Admin for ControlThread<'_> {
     }
 
     fn close_file(&mut self, file: u16) {
-        self.device.linger_file(file);
+        self.device.keep_file_open(file);
         self.closing.push(Closing::new(file));
     }
 
@@ -314,7 +314,7 @@ impl ControlThread<'_> {
         self.device.inspect();
         self.close_unclaimed();
         self.weigh_groups();
-        self.server.tell_failures();
+        self.server.log_failures();
         self.server.end_expired();
         self.server.notify_all(Notice::Second);
     }

@@ -35,7 +35,7 @@ use crate::server::disks::Disks;
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listen::{self, Listener, Stream};
 use crate::server::{
-    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, asks,
+    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, calls,
 };
 
 /// The unit of a guest's requests, in bytes: a sector of virtio.
@@ -353,7 +353,7 @@ async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached:
                 }
             }
             Ok(_) => unreachable!("a socket for guests is a Unix socket"),
-            Err(error) => asks::make_room(&error, &server.handshakes).await,
+            Err(error) => calls::make_room(&error, &server.handshakes).await,
         }
     }
 }

@@ -57,8 +57,8 @@ use crate::shard::{Message, Notice};
 mod accept;
 mod admin;
 mod admin_error;
-mod asks;
 mod built;
+mod calls;
 mod closing;
 mod control_thread;
 mod control_time;
@@ -77,8 +77,8 @@ mod tenants;
 
 pub use admin::{Admin, AttachmentKind, AttachmentStatus, Status, StoreStatus, Successor};
 pub use admin_error::AdminError;
-pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use built::BuiltPolicy;
+pub use calls::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::GroupStatus;
 pub use handover::Before;
@@ -87,7 +87,7 @@ pub use server_config::{Config, DefaultTenant, Group, Tenant, TenantSettings, Ti
 pub use tenant_list::{Member, Resizing, TenantList};
 
 use accept::{Failures, Listening};
-use asks::{Ask, Caller};
+use calls::{Call, Caller};
 use closing::Closing;
 use control_thread::Leaving;
 use crowd::Crowd;
@@ -544,7 +544,7 @@ impl Signals {
 enum Event {
     Tick,
     Second,
-    Asked(Ask),
+    Asked(Call),
     Reload,
     Chores,
     Nothing,
@@ -573,7 +573,7 @@ impl Timers {
             drain: every(DRAIN_PERIOD),
             chores: every(PREPARE_PERIOD),
             change: every(CHANGE_PERIOD),
-            reload: every(asks::CALL_PERIOD),
+            reload: every(calls::CALL_PERIOD),
         }
     }
 }
@@ -590,18 +590,18 @@ async fn run(
     // Signals are blocked while one program takes over from another.
     handover::unblock_signals();
     let (over, mut is_over) = mpsc::channel(1);
-    let (asks, mut asked) = mpsc::channel(MAX_ASKS);
+    let (calls, mut asked) = mpsc::channel(MAX_ASKS);
     match before {
         None => {
-            let places = control.open(&over, &asks)?;
+            let places = control.open(&over, &calls)?;
             operator.ready(control, &places);
         }
         Some(mut before) => {
-            control.open_left(&mut before, &asks)?;
+            control.open_left(&mut before, &calls)?;
             control.resume(&mut before);
             let is_next = operator.took_over(control);
             control.upgrades += u64::from(is_next);
-            control.take_over(before, &asks);
+            control.take_over(before, &calls);
         }
     }
     let mut timers = Timers::new();
@@ -644,12 +644,12 @@ async fn run(
             Event::Tick => control.tick(clock.now_ns()),
             Event::Second => control.second(operator),
             // The client may have disconnected meanwhile.
-            Event::Asked(Ask::Call(caller, reply)) => {
+            Event::Asked(Call::Line(caller, reply)) => {
                 control.caller = Some(caller.clone());
                 drop(reply.send(operator.call(control, &caller.line, caller.made)));
                 control.caller = None;
             }
-            Event::Asked(Ask::Http(request, reply)) => {
+            Event::Asked(Call::Http(request, reply)) => {
                 drop(reply.send(operator.http(control, &request)));
             }
             Event::Reload => is_reloading = operator.reload(control),
@@ -659,7 +659,7 @@ async fn run(
         control.turns = turns;
         control.update_disks();
     }
-    control.server.tell_failures();
+    control.server.log_failures();
     control.drain(true);
     operator.stopping();
     // A second signal must end the process even while it waits for clients.

@@ -94,7 +94,7 @@ impl ControlThread<'_> {
                 return true;
             }
             if let Some(Ok((file, _))) = opening.opened {
-                device.linger_file(file);
+                device.keep_file_open(file);
                 closing.push(Closing::new(file));
             }
             false

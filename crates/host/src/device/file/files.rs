@@ -173,7 +173,7 @@ impl Files {
     }
 
     /// Marks a file that is to be closed when no command names it.
-    pub(super) fn linger(&self, number: u16) {
+    pub(super) fn keep_open(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot
         {

@@ -198,9 +198,9 @@ impl NvmeSoft {
     }
 
     /// See [`FileDevice::linger`].
-    pub fn linger_file(&self, number: u16) {
+    pub fn keep_file_open(&self, number: u16) {
         if let Backing::File(device) = &self.shared.backing {
-            device.linger(number);
+            device.keep_open(number);
         }
     }
 

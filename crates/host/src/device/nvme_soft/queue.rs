@@ -330,7 +330,7 @@ impl Queue for NvmeQueue {
                 Part::Piece(_) => ended.push(one),
             }
         }
-        set.tell_taken(&self.shared.controller);
+        set.write_taken(&self.shared.controller);
         drop(set);
         ended.drain(..).for_each(|one| self.end(now_ns, one));
         self.ended = ended;

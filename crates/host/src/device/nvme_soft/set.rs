@@ -290,7 +290,7 @@ impl Set {
 
     /// Tells the controller what has been taken, now and then.
     #[inline]
-    pub(super) fn tell_taken(&mut self, controller: &Controller<Bus>) {
+    pub(super) fn write_taken(&mut self, controller: &Controller<Bus>) {
         if self.taken >= TAKEN_MAX {
             self.taken = 0;
             controller.ring_cq(self.cqid, self.cq.head().into());

@@ -531,7 +531,7 @@ impl Conn {
                 op.queued = false;
                 self.to_submit.pop_front();
                 // A write that failed early is answered when the rest of its payload has come.
-                self.settle(index);
+                self.answer_if_over(index);
                 continue;
             }
             let cookie = cookie(self.index, index);
@@ -565,12 +565,12 @@ impl Conn {
         if op.orders.is_submittable() {
             self.enqueue(index);
         }
-        self.settle(index);
+        self.answer_if_over(index);
     }
 
     /// Answers an op if nothing more will happen to it. An op in `to_submit` is answered when it
     /// leaves that list.
-    fn settle(&mut self, index: u16) {
+    fn answer_if_over(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
         let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {

@@ -42,7 +42,7 @@ pub(super) struct Answer {
 }
 
 /// A question, and where its answer goes.
-struct Asked {
+struct Sent {
     question: Question,
     shard: usize,
     answers: Sender<Answer>,
@@ -50,7 +50,7 @@ struct Asked {
 
 /// The thread, which ends when there is neither this nor a client.
 pub struct Surveyor {
-    questions: Sender<Asked>,
+    questions: Sender<Sent>,
     thread: JoinHandle<()>,
 }
 
@@ -79,8 +79,8 @@ impl Surveyor {
 }
 
 /// Gives each question to the thread of its file's store.
-fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Asked>) {
-    let mut threads: BTreeMap<u16, Sender<Asked>> = BTreeMap::new();
+fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Sent>) {
+    let mut threads: BTreeMap<u16, Sender<Sent>> = BTreeMap::new();
     for asked in asked {
         let store = device.store_of(asked.question.file);
         let thread = threads.entry(store).or_insert_with(|| {
@@ -104,7 +104,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
     }
 }
 
-fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) {
+fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
     if let Err(error) = step_back() {
         tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
          shards");
@@ -116,9 +116,9 @@ fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) 
     }
 }
 
-impl Asked {
+impl Sent {
     fn answer(self, extents: io::Result<Vec<Extent>>, wakers: &Wakers) {
-        let Asked { question: Question { conn, op, .. }, shard, answers } = self;
+        let Sent { question: Question { conn, op, .. }, shard, answers } = self;
         // A shard that has ended takes no answer.
         let _ = answers.send(Answer { conn, op, extents });
         wakers.wake(shard);
@@ -127,7 +127,7 @@ impl Asked {
 
 /// A shard's side of it.
 pub struct SurveyClient {
-    questions: Sender<Asked>,
+    questions: Sender<Sent>,
     shard: usize,
     back: Sender<Answer>,
     answers: Receiver<Answer>,
@@ -138,7 +138,7 @@ pub struct SurveyClient {
 impl SurveyClient {
     /// Puts a question.
     pub(super) fn ask(&mut self, question: Question) {
-        let asked = Asked { question, shard: self.shard, answers: self.back.clone() };
+        let asked = Sent { question, shard: self.shard, answers: self.back.clone() };
         self.questions.send(asked).expect("it listens as long as there is a client");
         self.open += 1;
     }

@@ -33,7 +33,7 @@ use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::observe::stats::{ShardCounters, TenantStats};
 use crate::server::Listen;
-use crate::server::asks::Caller;
+use crate::server::calls::Caller;
 use crate::server::schedulers::PolicyCounts;
 
 mod leave;

@@ -248,7 +248,7 @@ impl Conn {
             let op = &mut self.ops[usize::from(index)];
             op.queued = false;
             op.orders.fail(libc::ECONNRESET);
-            self.settle(index);
+            self.answer_if_over(index);
         }
         self.ready.append(&mut self.to_ask);
         while let Some(index) = self.ready.pop_front() {
