@@ -406,7 +406,7 @@ fn slots(state: &PolicyState) -> Option<String> {
             format!("; {slots} fill the device with this load ({requests_per_s} requests/s)")
         }
         Some(Depth { state: DepthState::Alone, .. }) => {
-            "; no limit, since one tenant asks alone".into()
+            "; no limit, since one tenant is active".into()
         }
         Some(_) => "; all requests are on the device and do not fill it".into(),
     };
@@ -421,7 +421,7 @@ fn busy(depth: &Depth) -> String {
             depth.slots, depth.requests_per_s
         ),
         DepthState::Searching => "being found".into(),
-        DepthState::Alone => "no matter, since one tenant asks alone".into(),
+        DepthState::Alone => "no matter, since one tenant is active".into(),
         _ => "not, with all requests on it".into(),
     }
 }

@@ -232,8 +232,8 @@ impl Depth {
             ),
             "set" => "it is set, or held there for latency targets".into(),
             "searching" => "it is being found".into(),
-            "alone" => "one tenant asks".into(),
-            _ => "all that is asked for is on the device".into(),
+            "alone" => "one tenant is active".into(),
+            _ => "all requests are on the device".into(),
         };
         format!("D is {slots} ({}): {why}", self.store())
     }

@@ -684,7 +684,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
     }
     if table.client_crl.is_some() && table.client_ca.is_none() {
         return Err(Refusal::new(
-            "tls: client-crl lists revoked certificates of clients, but none are asked for: add \
+            "tls: client-crl lists revoked certificates of clients, but none are requested: add \
              --tls-client-ca FILE",
         ));
     }

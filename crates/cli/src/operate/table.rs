@@ -210,7 +210,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "status",
         effect: Effect::Reads,
-        summary: "What the server is, and what it does now",
+        summary: "The server's configuration and its present state",
         params: &[],
         result: "version, uptime, device, policy and its state, shards, connections, addresses",
         run: Run::Shows(|snapshot| json_of(&snapshot.status())),
@@ -218,8 +218,8 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "tenants",
         effect: Effect::Reads,
-        summary: "The tenants: weights, ranges, what each got since the start and in the last \
-         second",
+        summary: "The tenants: weights, ranges, and the service of each since the start and in the \
+                  last second",
         params: &[],
         result: "a list of tenants",
         run: Run::Shows(|snapshot| json_of(&snapshot.tenants(usize::MAX))),
@@ -227,7 +227,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "look",
         effect: Effect::Reads,
-        summary: "What `fairq top` and the web page show, as it was at the last full second",
+        summary: "The view of `fairq top` and the web page, as it was at the last full second",
         params: &[],
         result: "parts of status and tenants",
         run: Run::Looks,
@@ -320,19 +320,23 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "latency",
         effect: Effect::Changes,
-        summary: "Gives a tenant a latency target, or takes it away if none is said, from now on",
+        summary: "Gives a tenant a latency target, or takes it away if none is given, from now on",
         params: &[
             required("tenant", "string", "its name"),
             optional(
                 "latency",
                 "string",
-                "how long its requests may take from arrival to completion, as in 200us",
+                "the longest time from a request's arrival to its completion, as in 200us",
             ),
-            optional("percentile", "number", "of which percentile, 50 to 99.9999; default 99"),
+            optional(
+                "percentile",
+                "number",
+                "the percentile of its requests that meets it, 50 to 99.9999; default 99",
+            ),
             optional(
                 "floor",
                 "string",
-                "what all others together keep of what weights give them, 0% to 99%; default 50%",
+                "the part of their share by weight that all others together keep, 0% to 99%; default 50%",
             ),
         ],
         result: "the tenant's name, and its target before and now",
@@ -429,8 +433,8 @@ pub(crate) const METHODS: &[Method] = &[
                  that clients get when they connect need a restart",
             ),
         ],
-        result: "the tenant's name, the keys that differ, from what, to what, and a warning if clients \
-                 may wait longer than their timeouts for a cap",
+        result: "the tenant's name, the keys that differ with the old and the new value, and a warning \
+                 if clients may wait longer than their timeouts for a cap",
         run: Run::Does(|console, admin, mut given| {
             console.set(admin, &given.text("tenant")?, &given.take("keys")?)
         }),
@@ -438,9 +442,8 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "clear_error",
         effect: Effect::Changes,
-        summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
-                  be put on stable storage (write_back_errno of tenants): they say again what the \
-                  storage says",
+        summary: "Lets a tenant's flushes and FUA writes succeed again after data that it wrote \
+                  could not be put on stable storage (write_back_errno of tenants)",
         params: &[required("tenant", "string", "its name")],
         result: "the tenant's name, and the error that is cleared; null if there was none",
         run: Run::Does(|_, admin, mut given| clear_error(admin, &given.text("tenant")?)),
@@ -448,7 +451,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "policy",
         effect: Effect::Reads,
-        summary: "How the device is shared: the policy, what is said of it, its state",
+        summary: "How the device is shared: the policy, its parameters, its state",
         params: &[],
         result: "name, description, params, state; changing_s in it as long as requests wait for \
          the policy before",
@@ -461,8 +464,8 @@ pub(crate) const METHODS: &[Method] = &[
          those that come wait; no \
                   connection is dropped",
         params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
-        result: "the policy before and now, and what is written differently; it holds when \
-         changing_s of policy is null",
+        result: "the policy before and now, and the keys that differ; it holds when changing_s of \
+                 policy is null",
         run: Run::Does(|console, admin, mut given| {
             console.set_policy(admin, &given.text("policy")?)
         }),
@@ -472,8 +475,8 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::ChangesIfGiven,
         summary: "Changes parameters of the policy, all or none; without any, lists them",
         params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
-        result: "what changed, from what, to what; or each parameter with its value and what it \
-         takes",
+        result: "the changed parameters with the old and the new value; or each parameter with its \
+                 value and range",
         run: Run::Does(|console, admin, mut given| {
             match given.take::<Option<String>>("params")? {
                 Some(text) if !text.is_empty() => console.params(admin, &text),
@@ -484,7 +487,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "listen",
         effect: Effect::Changes,
-        summary: "Listens somewhere else too",
+        summary: "Listens at another address, too",
         params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
         result: "the address, with the port that was chosen",
         run: Run::Does(|console, admin, mut given| console.listen(admin, &given.text("address")?)),
@@ -492,7 +495,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "unlisten",
         effect: Effect::Changes,
-        summary: "Listens there no more; connections made there go on",
+        summary: "Stops listening at an address; connections made there go on",
         params: &[required("address", "string", "as it stands in status")],
         result: "the address",
         run: Run::Does(|console, admin, mut given| {
@@ -502,8 +505,8 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "interference",
         effect: Effect::Reads,
-        summary: "Who hurts whom: the part of each tenant's delay during which each other was \
-         served, over ten seconds",
+        summary: "The part of each tenant's delay during which each other one was served, over ten \
+                  seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
         run: Run::Shows(|snapshot| json_of(&snapshot.interference())),
@@ -527,8 +530,8 @@ pub(crate) const METHODS: &[Method] = &[
             optional("remove", "array", "tenants that the file does not name, and that are to go"),
             optional("dry_run", "boolean", "change nothing, and say what would be changed"),
         ],
-        result: "what differs, from what, to what, and whether it holds now or needs a restart or \
-                 what its note says",
+        result: "the keys that differ, with the old and the new value, and whether each holds now, \
+                 needs a restart, or needs the step in its note",
         run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
@@ -544,11 +547,11 @@ pub(crate) const METHODS: &[Method] = &[
             required(
                 "seconds",
                 "number",
-                "how long it will be, at most; a recording that is not stopped is dropped",
+                "its longest time; a recording that is not stopped by then is dropped",
             ),
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
-        result: "how many each shard keeps",
+        result: "the number of decisions that each shard keeps",
         run: Run::Does(|console, admin, mut given| {
             console.trace_start(admin, given.take("seconds")?, given.take("events")?)
         }),
@@ -558,17 +561,17 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::Reads,
         summary: "Ends the recording",
         params: &[],
-        result: "of each shard, how much there is and how much found no room; the tenants' numbers \
-         and names",
+        result: "of each shard, the number of decisions, and of those that found no room; the \
+                 tenants' numbers and names",
         run: Run::Does(|console, admin, _| console.trace_stop(admin)),
     },
     Method {
         name: "trace.read",
         effect: Effect::Reads,
-        summary: "What was recorded, piece by piece; after the last shard's last it is gone",
+        summary: "The recorded decisions, piece by piece; after the last shard's last they are gone",
         params: &[
-            required("shard", "number", "of which shard"),
-            required("from", "number", "from which decision on, from 0"),
+            required("shard", "number", "the shard"),
+            required("from", "number", "the first decision, counted from 0"),
         ],
         result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
          slots, virtual time, start tag, why",
@@ -585,7 +588,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[optional(
             "program",
             "string",
-            "its whole path; the one from which the server was started if none is said",
+            "its whole path; the one from which the server was started if none is given",
         )],
         result: "the versions before (from) and now (to), and the program's path",
         run: Run::Does(|console, admin, mut given| console.upgrade(admin, given.take("program")?)),

@@ -119,13 +119,13 @@ fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> 
         Some(host) => {
             format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
         }
-        None => "was not asked for by a name".into(),
+        None => "got no name in the request".into(),
     };
     let address = SocketAddr::new(at.ip().to_canonical(), at.port());
     Some(refuse(
         StatusCode::MISDIRECTED_REQUEST,
         &format!(
-            "this server {given}: ask http://{address}/ or http://localhost:{}/, or add the name \
+            "this server {given}: request http://{address}/ or http://localhost:{}/, or add the name \
              to metrics-host in its configuration (--metrics-host NAME)",
             at.port()
         ),

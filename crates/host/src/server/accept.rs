@@ -299,7 +299,7 @@ impl Server {
         match stream {
             Stream::Unix(stream) => match User::of_peer(&stream) {
                 Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
-                Err(error) => tracing::debug!(%error, "cannot tell which user has connected"),
+                Err(error) => tracing::debug!(%error, "the user that has connected is not known"),
             },
             Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }

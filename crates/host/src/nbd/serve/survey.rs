@@ -74,7 +74,7 @@ impl Surveyor {
     /// Waits until it has ended, when all clients are gone.
     pub fn end(self) {
         drop(self.questions);
-        self.thread.join().expect("it only asks the device");
+        self.thread.join().expect("it only queries the device");
     }
 }
 
@@ -91,7 +91,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
                 .name("fairq-survey".into())
                 .spawn(move || survey(&*device, &wakers, &questions));
             if let Err(error) = started {
-                tracing::error!(%error, "cannot start the thread that asks a store's file systems \
+                tracing::error!(%error, "cannot start the thread that queries a store's file systems \
                                 for their maps");
             }
             sender
@@ -106,7 +106,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
 
 fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
     if let Err(error) = step_back() {
-        tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
+        tracing::debug!(%error, "the thread that queries file systems does not step back behind \
          shards");
     }
     for asked in asked {
