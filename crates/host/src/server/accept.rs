@@ -28,7 +28,7 @@ use crate::observe::log_limit::STRANGERS;
 use crate::server::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
-use crate::server::listen::{self, Listener, OwnName, Stream};
+use crate::server::listeners::{self, Listener, OwnName, Stream};
 use crate::server::{
     Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, calls,
 };
@@ -100,8 +100,8 @@ impl ControlThread<'_> {
                 self.set_disks_of_all(true).map_err(|error| fail(error.to_string()))?;
                 return Ok(place);
             }
-            Listen::Inherited => listen::inherited().map_err(|error| fail(error.to_string()))?,
-            _ => listen::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
+            Listen::Inherited => listeners::inherited().map_err(|error| fail(error.to_string()))?,
+            _ => listeners::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
         };
         for (listener, is_own) in listeners {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
@@ -177,7 +177,7 @@ impl ControlThread<'_> {
 
     /// Serves the one connection on standard input; `over` gets a message when it has ended.
     fn serve_stdio(&self, over: mpsc::Sender<()>) -> Result<(), String> {
-        let stream = listen::stdio()?;
+        let stream = listeners::stdio()?;
         let server = self.server.clone();
         tokio::spawn(async move {
             server.welcome(stream, None, "standard input".into()).await;
@@ -226,8 +226,8 @@ impl ControlThread<'_> {
         for at in &config.metrics {
             let fail = |cause| ServerError::Listen { at: at.clone(), cause };
             let listeners = match at {
-                Listen::Unix(path) => vec![listen::bind_private(path).map_err(fail)?],
-                _ => listen::bind(at).map_err(fail)?,
+                Listen::Unix(path) => vec![listeners::bind_private(path).map_err(fail)?],
+                _ => listeners::bind(at).map_err(fail)?,
             };
             for listener in listeners {
                 self.open_door(Role::Http, at, false, listener, calls)
@@ -238,7 +238,7 @@ impl ControlThread<'_> {
         // others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
-            let listener = listen::bind_private(path).map_err(fail)?;
+            let listener = listeners::bind_private(path).map_err(fail)?;
             self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, calls)
                 .map_err(|error| fail(error.to_string()))?;
         }

@@ -40,7 +40,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Timeouts;
 use super::crowd::{Crowd, Seat, Watched};
-use super::listen::{Listener, Stream};
+use super::listeners::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
 
 /// The longest line, in bytes.

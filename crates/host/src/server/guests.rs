@@ -6,7 +6,7 @@
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
-//! **Rights.** Owner and mode of a socket follow the tenant's users (`listen::bind_for`), and the
+//! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and the
 //! credentials of each peer are checked.
 //!
 //! **One guest at a time** is attached at a socket; the next one waits in the socket's queue, as
@@ -33,7 +33,7 @@ use crate::observe::log_limit::STRANGERS;
 use crate::server::ControlThread;
 use crate::server::disks::Disks;
 use crate::server::handover::{LeftDoor, Role};
-use crate::server::listen::{self, Listener, Stream};
+use crate::server::listeners::{self, Listener, Stream};
 use crate::server::{
     AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, calls,
 };
@@ -136,7 +136,7 @@ impl ControlThread<'_> {
         if self.guests.contains_key(path) {
             return Err(refusal(path, "it is the socket of another tenant: choose another path"));
         }
-        let listener = listen::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
+        let listener = listeners::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
         // The file is this socket's from here on.
         listener.leave_name();
@@ -272,7 +272,7 @@ impl ControlThread<'_> {
             if self.guests.contains_key(new) {
                 return Err(refusal(new, "it is the socket of another tenant"));
             }
-            listen::make_way(new).map_err(|cause| refusal(new, cause))?;
+            listeners::make_way(new).map_err(|cause| refusal(new, cause))?;
         }
         for (old, new) in pairs {
             std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;

@@ -67,7 +67,7 @@ mod disks;
 mod groups;
 mod guests;
 pub mod handover;
-mod listen;
+mod listeners;
 mod opening;
 mod places;
 mod schedulers;
@@ -82,7 +82,7 @@ pub use calls::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use control_time::{TURN_BOUNDS_NS, Turns};
 pub use groups::GroupStatus;
 pub use handover::Before;
-pub use listen::{Listen, STORED};
+pub use listeners::{Listen, STORED};
 pub use server_config::{Config, DefaultTenant, Group, Tenant, TenantSettings, Timeouts};
 pub use tenant_list::{Member, Resizing, TenantList};
 

@@ -20,7 +20,7 @@ use crate::observe::stats::Counted;
 use crate::server::ControlThread;
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, Role, State, take_copy};
-use crate::server::listen::Listener;
+use crate::server::listeners::Listener;
 use crate::server::{Member, ServerError, TenantList, calls, system};
 use crate::shard::fence::Fences;
 use crate::shard::pool::Shards;

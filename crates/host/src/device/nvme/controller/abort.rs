@@ -7,7 +7,7 @@
 
 use fairq_core::PortSet;
 
-use super::admin::{Abort, Admin, Answer};
+use super::admin_commands::{Abort, Admin, Answer};
 use super::{ABORTS, Controller, State};
 use crate::device::nvme::dma::Dma;
 use crate::device::nvme::spec::{Sqe, Status};

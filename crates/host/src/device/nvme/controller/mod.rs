@@ -56,13 +56,13 @@ use crate::device::nvme::storage::Storage;
 use crate::io::memory::Memory;
 
 mod abort;
-mod admin;
+mod admin_commands;
 mod identify;
-mod io;
+mod io_commands;
 #[cfg(test)]
 mod tests;
 
-use admin::Admin;
+use admin_commands::Admin;
 
 /// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and
 /// wait for somebody with a storage, and one for what no storage is needed for: the admin queue and
