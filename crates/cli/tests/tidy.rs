@@ -96,7 +96,7 @@ fn lines_have_at_most_100_columns() {
 }
 
 #[test]
-fn files_are_rooms_that_can_be_looked_over() {
+fn files_are_short_enough_to_read() {
     for (name, text) in sources() {
         let most = if name.contains("/tests/") { LINES_OF_TESTS } else { LINES };
         let lines = text.lines().count();

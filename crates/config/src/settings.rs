@@ -241,11 +241,6 @@ fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) 
 }
 
 impl Settings {
-    /// The tenants' tables by name.
-    pub fn tenants_by_name(&self) -> HashMap<&str, &TenantTable> {
-        self.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
-    }
-
     /// Overrides values with those of `flags`: key by key in tables, tenants and groups by name,
     /// and lists of addresses as a whole.
     pub fn overlaid(self, flags: Settings) -> Settings {

@@ -1,7 +1,7 @@
 //! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: the tenants of the device, and their parts of
 //! it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -9,6 +9,7 @@ use fairq_core::Target;
 use fairq_host::nbd::session::exports::Identity;
 use fairq_host::server::TenantSettings;
 use serde::{Deserialize, Serialize};
+use toml::Spanned;
 
 use crate::access::{self, Directory, List};
 use crate::caps::{self, Burst};
@@ -119,6 +120,11 @@ pub struct Range {
     pub offset: u64,
     /// Length of the range, in bytes.
     pub size: u64,
+}
+
+/// Tables by the tenants' names.
+pub fn by_name(tables: &[Spanned<TenantTable>]) -> HashMap<&str, &TenantTable> {
+    tables.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
 impl FromStr for TenantTable {

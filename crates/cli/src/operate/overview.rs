@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fairq_config::settings::{Plan, Settings};
+use fairq_config::tenant::by_name;
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
 use fairq_host::observe::stats::{ShardCounters, TenantStats};
 use fairq_host::server::{Admin, AttachmentStatus, Listen, Member, Status, TenantList};
@@ -178,7 +179,7 @@ impl Snapshot {
     /// The answer to `tenants`, with at most `most` of them.
     pub(super) fn tenants(&self, most: usize) -> Vec<view::Tenant> {
         let names = group_names(&self.tenants);
-        let written = self.settings.tenants_by_name();
+        let written = by_name(&self.settings.tenant);
         let tenant = |member: &Member| {
             let source = written.get(&*member.tenant.name).and_then(|table| table.weight.clone());
             view::Tenant {

@@ -13,7 +13,7 @@ use fairq_config::caps;
 use fairq_config::group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Surroundings, Tls};
-use fairq_config::tenant::{FIXED, Range, Tenant, TenantTable};
+use fairq_config::tenant::{FIXED, Range, Tenant, TenantTable, by_name};
 use fairq_config::units::{Size, exact_size};
 use fairq_config::weight::Cgroups;
 use fairq_host::nbd::session::tls::TlsMode;
@@ -142,7 +142,7 @@ impl Reading {
         tenants: &TenantList,
     ) -> Result<(), Refusal> {
         let Contents { wanted, plan, .. } = &*self.contents;
-        let (before, now) = (self.in_force.tenants_by_name(), with.tenants_by_name());
+        let (before, now) = (by_name(&self.in_force.tenant), by_name(&with.tenant));
         let names = before.keys().chain(now.keys()).copied();
         let is_same = |name: &&str| match (before.get(name), now.get(name)) {
             (Some(before), Some(now)) => before.says_the_same_as(now),
@@ -183,7 +183,7 @@ impl Differences {
         (old_groups, groups): (&[group::Group], &[group::Group]),
     ) -> Result<Differences, Refusal> {
         let keys = changes::between(&comparable(in_force, tenants, wanted), wanted);
-        let (old, new) = (in_force.tenants_by_name(), wanted.tenants_by_name());
+        let (old, new) = (by_name(&in_force.tenant), by_name(&wanted.tenant));
         let missing = old.keys().filter(|name| !new.contains_key(*name));
         let missing = missing.map(|name| (*name).to_owned()).collect();
         let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
@@ -220,7 +220,7 @@ fn comparable<'a>(
     tenants: &TenantList,
     wanted: &Settings,
 ) -> Cow<'a, Settings> {
-    let wanted = wanted.tenants_by_name();
+    let wanted = by_name(&wanted.tenant);
     let place = |table: &TenantTable| {
         let said = wanted.get(&*table.name)?;
         let now = tenants.find(&table.name).filter(|_| table.path.is_none());
@@ -283,7 +283,7 @@ impl Outcome {
         note_staying(&mut differ, &self.staying, come);
         note_sizes(&mut differ);
         note_whole(&mut differ, &notes);
-        let wanted = contents.wanted.tenants_by_name();
+        let wanted = by_name(&contents.wanted.tenant);
         let made = updates.tables.iter().zip(&self.made).filter(|(_, made)| **made);
         let updated: HashMap<&str, &TenantTable> =
             made.map(|(table, _)| (&*table.name, table)).collect();

@@ -252,7 +252,8 @@ fn two_stores(disk: &Path) -> String {
     [device, &tenant("x", "A"), &tenant("y", "B")].concat()
 }
 
-/// The first store's numbers were shown as those of all stores, and labels named the server's device.
+/// The first store's numbers were shown as those of all stores, and labels named the server's
+/// device.
 #[test]
 fn figures_name_the_store_that_they_are_of() {
     let disk = tempfile::tempdir().unwrap();
