@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use fairq_core::none::NonePolicy;
 use fairq_core::{Native, Policy, Weight};
-use fairq_host::front::attach::{Attachment, Places};
-use fairq_host::front::vhost::guest_memory::{Guest, Plan};
+use fairq_host::front::attach::{Attachment, Disk, Places};
+use fairq_host::front::guest_memory::{Guest, Plan};
 use fairq_host::front::vhost::inflight::{self, Area};
-use fairq_host::front::vhost::link::Disk;
 use fairq_host::front::vhost::queue::{Addresses, Chain, Layout, Queue};
 use fairq_host::front::vhost::sessions::Sessions;
 use fairq_host::front::vhost::vrings::Message;

@@ -13,6 +13,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
+use crate::shard::volume::Volume;
+
+/// The disk that a guest gets.
+pub struct Disk {
+    /// The tenant's name.
+    pub name: String,
+    /// The tenant's range.
+    pub volume: Volume,
+    /// The block of the device below, in bytes.
+    pub block: u32,
+    /// The size of requests that the device serves best, in bytes.
+    pub preferred: u32,
+}
+
 /// The most orders that one queue of a guest has under way.
 pub const QUEUE_TAGS: usize = 256;
 

@@ -20,6 +20,8 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
 pub mod attach;
+pub mod guest_memory;
+pub mod socket;
 pub mod ublk;
 pub mod vhost;
 

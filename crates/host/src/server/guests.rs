@@ -24,9 +24,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::front::attach::{Attachment, Exhausted};
+use crate::front::attach::{Attachment, Disk, Exhausted};
 use crate::front::vhost::left::LeftSession;
-use crate::front::vhost::link::Disk;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
 use crate::observe::log_limit::STRANGERS;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use fairq_core::Op;
 use virtio_bindings::virtio_blk as abi;
 
-use crate::front::vhost::guest_memory::{self, read16};
+use crate::front::guest_memory::{self, read16};
 use crate::front::vhost::queue::{Chain, Fault};
 use crate::io::memory::Memory;
 

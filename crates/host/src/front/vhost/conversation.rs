@@ -37,15 +37,16 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
+use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
+use crate::front::socket::is_eventfd;
 use crate::front::vhost::blk::{self, Shape};
-use crate::front::vhost::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::vhost::inflight::{self, Area};
 use crate::front::vhost::left::{LeftSession, LeftVring};
 use crate::front::vhost::link::Link;
 use crate::front::vhost::message::{self as wire, Message as Request, MessageError};
 use crate::front::vhost::queue::{Addresses, Fault, Layout, Queue, SIZE};
 use crate::front::vhost::sessions::{QUEUES, Send};
-use crate::front::vhost::vring::{Key, Start, is_eventfd};
+use crate::front::vhost::vring::{Key, Start};
 use crate::front::vhost::vrings::Message;
 use crate::shard::volume::Volume;
 

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::front::vhost::guest_memory::Plan;
+use crate::front::guest_memory::Plan;
 use crate::front::vhost::queue::Addresses;
 
 /// A session between two programs; files are descriptors.

@@ -1,4 +1,4 @@
-//! A guest's disk, and the state that its session shares with its vrings.
+//! The state that a guest's session shares with its vrings.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -9,19 +9,6 @@ use fairq_core::FlowId;
 
 use crate::front::vhost::conversation::lock;
 use crate::front::vhost::message;
-use crate::shard::volume::Volume;
-
-/// The disk that a guest gets.
-pub struct Disk {
-    /// The tenant's name.
-    pub name: String,
-    /// The tenant's range.
-    pub volume: Volume,
-    /// The block of the device below, in bytes.
-    pub block: u32,
-    /// The size of requests that the device serves best, in bytes.
-    pub preferred: u32,
-}
 
 /// The state that a session shares with its vrings.
 pub struct Link {

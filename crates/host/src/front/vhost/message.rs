@@ -6,19 +6,17 @@
 //! a connection whose negotiation another program has finished.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::SendFlags;
 use thiserror::Error;
 use vhost::vhost_user::message::{
     BackendReq, FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserMsgValidator,
 };
+
+use crate::front::socket;
 
 const HEADER: usize = 12;
 const VERSION: u32 = 1;
@@ -42,9 +40,6 @@ pub enum MessageError {
         /// The length of the body, in bytes.
         length: u32,
     },
-    /// More files than a message may have.
-    #[error("a message has more than {MAX_ATTACHED_FD_ENTRIES} files")]
-    Files,
     /// A body that does not fit the request.
     #[error("{0:?} has a wrong body or wrong files")]
     Body(FrontendReq),
@@ -99,7 +94,8 @@ impl Message {
 pub fn receive(mut stream: &UnixStream) -> Result<Option<Message>, MessageError> {
     let (mut header, mut filled, mut files) = ([0; HEADER], 0, Vec::new());
     while filled < HEADER {
-        match receive_part(stream, &mut header[filled..], &mut files)? {
+        let rest = &mut header[filled..];
+        match socket::receive(stream, rest, &mut files, MAX_ATTACHED_FD_ENTRIES)? {
             0 if filled == 0 => return Ok(None),
             0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             count => filled += count,
@@ -117,34 +113,6 @@ pub fn receive(mut stream: &UnixStream) -> Result<Option<Message>, MessageError>
     let mut body = vec![0; length as usize];
     stream.read_exact(&mut body)?;
     Ok(Some(Message { request, needs_reply: flags & NEED_REPLY != 0, body, files }))
-}
-
-/// Receives bytes, and the files that came with them.
-fn receive_part(
-    stream: &UnixStream,
-    bytes: &mut [u8],
-    files: &mut Vec<File>,
-) -> Result<usize, MessageError> {
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            result => break result.map_err(io::Error::from)?,
-        }
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            files.extend(fds.map(File::from));
-        }
-    }
-    let has_more = received.flags.contains(ReturnFlags::CTRUNC);
-    if has_more || files.len() > MAX_ATTACHED_FD_ENTRIES {
-        return Err(MessageError::Files);
-    }
-    Ok(received.bytes)
 }
 
 /// Sends an answer, with at most one file.
@@ -166,25 +134,7 @@ pub fn send(
     files: &[BorrowedFd<'_>],
 ) -> Result<(), MessageError> {
     let bytes = [header(request, flags, body.len()).as_slice(), body].concat();
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(MessageError::Files);
-    }
-    let mut sent = 0;
-    while sent < bytes.len() {
-        let part = [IoSlice::new(&bytes[sent..])];
-        match sendmsg(stream, &part, &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(io::Error::from(error).into()),
-            Ok(count) => {
-                sent += count;
-                control.clear();
-            }
-        }
-    }
-    Ok(())
+    Ok(socket::send(stream, &bytes, files)?)
 }
 
 /// Says on the back channel that the configuration has changed. Does not wait: a monitor that does

@@ -8,7 +8,6 @@
 //!
 //! | module | its content |
 //! |---|---|
-//! | `guest_memory` | the guest's memory: regions, generations, translation of addresses |
 //! | `queue` | virtqueues, split and packed: chains of descriptors in, used buffers out |
 //! | `blk` | requests of virtio-blk, and the device's configuration |
 //! | `inflight` | the area in which requests under way are recorded for the next server |
@@ -25,7 +24,6 @@
 
 pub mod blk;
 mod conversation;
-pub mod guest_memory;
 pub mod inflight;
 pub mod left;
 pub mod link;

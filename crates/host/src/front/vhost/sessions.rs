@@ -12,11 +12,11 @@ use std::thread::JoinHandle;
 use fairq_core::FlowId;
 use vhost::vhost_user::message::VhostUserInflight;
 
-use crate::front::attach::Attachment;
+use crate::front::attach::{Attachment, Disk};
+use crate::front::guest_memory::Guest;
 use crate::front::vhost::conversation::{Session, Vring, lock, run};
-use crate::front::vhost::guest_memory::Guest;
 use crate::front::vhost::left::LeftSession;
-use crate::front::vhost::link::{Disk, Link};
+use crate::front::vhost::link::Link;
 use crate::front::vhost::vrings::Message;
 
 /// The most queues of a guest.

@@ -18,9 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crate::device::ram::RamDevice;
-use crate::front::attach::{Attachment, Places};
+use crate::front::attach::{Attachment, Disk, Places};
 use crate::front::vhost::blk::CONFIG;
-use crate::front::vhost::link::Disk;
 use crate::front::vhost::queue::tests::{Driver, GUEST, Machine, RINGS, USER};
 use crate::front::vhost::sessions::Sessions;
 use crate::front::vhost::vrings::{Poll, VhostFront};

@@ -11,7 +11,6 @@
 //! Their orders are at most `ORDERS`; with more, the next chain stays in the ring.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -21,8 +20,8 @@ use io_uring::{opcode, squeue, types};
 
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
+use crate::front::guest_memory::Guest;
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
-use crate::front::vhost::guest_memory::Guest;
 use crate::front::vhost::inflight::{Again, Region};
 use crate::front::vhost::link::Link;
 use crate::front::vhost::queue::{Buffer, Chain, Fault, Layout, Queue, packed_ring};
@@ -785,10 +784,4 @@ impl Vring {
         }
         true
     }
-}
-
-/// Whether a file is an eventfd. Other files could make the shard busy without end.
-pub fn is_eventfd(file: &File) -> bool {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fairq_core::Port;
 
 use crate::device::Device;
-use crate::front::vhost::guest_memory::Guest;
+use crate::front::guest_memory::Guest;
 use crate::front::vhost::vring::{Key, Start, Vring};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
-use crate::front::vhost::guest_memory::{Guest, Outside, read16};
+use crate::front::guest_memory::{self, Guest, Outside, read16};
 use crate::io::memory::Memory;
 
 pub mod packed_ring;
@@ -221,7 +221,7 @@ unsafe fn entry(table: &[Memory], index: u64) -> [u64; 2] {
     }
     let mut bytes = [0; DESCRIPTOR as usize];
     // SAFETY: as the caller says.
-    unsafe { super::guest_memory::read(table, at, &mut bytes) };
+    unsafe { guest_memory::read(table, at, &mut bytes) };
     let (address, rest) = bytes.split_at(8);
     [address, rest].map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
 }

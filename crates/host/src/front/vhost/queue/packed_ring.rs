@@ -14,7 +14,7 @@ use virtio_bindings::virtio_ring::{
     VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE,
 };
 
-use crate::front::vhost::guest_memory::{Guest, read16};
+use crate::front::guest_memory::{Guest, read16};
 use crate::front::vhost::queue::{
     Addresses, Buffer, Chain, DESCRIPTOR, Descriptor, Fault, INDIRECT, Layout, NEXT, WRITE, passes,
     word,

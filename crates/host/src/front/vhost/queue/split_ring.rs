@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
 
-use crate::front::vhost::guest_memory::{Guest, read16};
+use crate::front::guest_memory::{Guest, read16};
 use crate::front::vhost::queue::{
     Addresses, Buffer, Chain, DESCRIPTOR, Descriptor, Fault, INDIRECT, Layout, NEXT, passes, word,
 };

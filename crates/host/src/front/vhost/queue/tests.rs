@@ -6,7 +6,7 @@ use std::fs::File;
 use proptest::prelude::*;
 
 use super::*;
-use crate::front::vhost::guest_memory::{Plan, tests::file};
+use crate::front::guest_memory::{Plan, tests::file};
 
 /// Bytes of a guest's memory; rings and tables are in the first half, data in the second.
 pub(crate) const BYTES: u64 = 1 << 20;
