@@ -48,7 +48,7 @@ impl Failures {
     }
 
     /// Counts tenants' failures in the second that ends now, and logs beginnings and ends.
-    pub(super) fn tell<'a>(
+    pub(super) fn log<'a>(
         &mut self,
         now: Duration,
         tenants: impl Iterator<Item = (&'a str, &'a TenantStats)>,

@@ -190,7 +190,7 @@ async fn control(stream: &mut UnixStream, calls: Calls, timeouts: Timeouts) -> i
     if !is_ours(stream)? {
         return Ok(());
     }
-    calls(stream, None, calls, timeouts).await
+    serve_calls(stream, None, calls, timeouts).await
 }
 
 /// Goes on with a connection of the control socket that the previous program has left with its last
@@ -201,13 +201,13 @@ pub(super) async fn go_on(
     calls: Calls,
     timeouts: Timeouts,
 ) {
-    if let Err(error) = calls(&mut stream, Some(caller), calls, timeouts).await {
+    if let Err(error) = serve_calls(&mut stream, Some(caller), calls, timeouts).await {
         tracing::debug!(%error, "a control connection ended");
     }
 }
 
 /// Answers the lines of a connection; the first line may have been read already.
-async fn calls(
+async fn serve_calls(
     stream: &mut UnixStream,
     mut first: Option<Caller>,
     calls: Calls,
