@@ -521,7 +521,7 @@ static void tune(void)
 	spin_lock_irq(&queue.queue_lock);
 	fairq_core_tune(fq->engine, &change, &wake);
 	spin_unlock_irq(&queue.queue_lock);
-	fairq_ask_later(fq, &wake);
+	fairq_run_later(fq, &wake);
 }
 
 /* The administrator: the queue stands still for a moment; D changes, and the scheduler. */
@@ -720,7 +720,7 @@ static bool waits_for_ticks(void)
  */
 static void look_for_waiting(void)
 {
-	struct fairq_told told;
+	struct fairq_state told;
 	u32 i, tag, waiting = 0;
 	struct request *rq;
 
