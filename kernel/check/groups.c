@@ -68,7 +68,10 @@ void fairq_run_later(struct fairq_queue *of, const struct fairq_wake *wake)
 		asked.words[i] |= wake->words[i];
 }
 
-/* How long the lock is held: stretches, those that are too long, and the longest. */
+/*
+ * The times for which the lock is held: their sum, the longest, their number, and the number of
+ * those that are too long.
+ */
 static u64 taken_ns, longest_ns;
 static u32 stretches, too_long;
 
@@ -102,7 +105,7 @@ static void end_stretches(void)
 		fail("%u of %u stretches take longer than %u us", too_long, stretches, STRETCH_NS / 1000);
 }
 
-/* What the module's work does: each port that was woken is asked until it has nothing. */
+/* The module's work: runs each woken port until it has no request. */
 static void ask(void)
 {
 	struct fairq_wake wake = asked;
@@ -176,7 +179,7 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 	for (i = 0; i < count; i++)
 		all[i] = make_group(&queue, root_group, 100);
 	without = without_flow(count);
-	/* Each look follows the work. */
+	/* A scan follows each run of the work. */
 	for (i = 0; i < 2 + count / 16 && without_flow(count); i++) {
 		fairq_run_later(&fq, &(struct fairq_wake) { { 3 } });
 		ask();
@@ -188,7 +191,7 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 		fail("%u of %u cgroups stay root's", without_flow(count), count);
 }
 
-/* Who sends a request. */
+/* Sends a request of a cgroup. */
 static void send(struct blkcg_gq *blkg)
 {
 	struct bio bio = { .bi_blkg = blkg };
