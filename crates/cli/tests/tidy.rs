@@ -132,8 +132,34 @@ fn headers_of_modules_are_read_at_once() {
     assert!(long.is_empty(), "headers longer than {LINES_OF_HEADER} lines: {long:#?}");
 }
 
+/// The lines of a C source's comments; other lines are empty.
+fn comments_of_c(text: &str) -> String {
+    let (mut comments, mut is_comment) = (String::new(), false);
+    for line in text.lines() {
+        let mut rest = line;
+        while !rest.is_empty() {
+            let (mark, length) = if is_comment { ("*/", 2) } else { ("/*", 2) };
+            let end = rest.find(mark);
+            if is_comment {
+                let part = rest[..end.unwrap_or(rest.len())].trim_start();
+                comments += part.trim_start_matches('*').trim();
+            }
+            rest = end.map_or("", |end| &rest[end + length..]);
+            is_comment ^= end.is_some();
+            if !is_comment {
+                comments += "\n";
+            }
+        }
+        comments += "\n";
+    }
+    comments
+}
+
 /// The sentences of a source's comments, or of a document, without code and drawings.
 fn sentences(name: &str, text: &str) -> Vec<String> {
+    if name.ends_with(".c") || name.ends_with(".h") {
+        return sentences("", &comments_of_c(text));
+    }
     let comment = |line: &'_ str| -> Option<String> {
         let rest = line.trim_start().strip_prefix("//")?;
         Some(rest.trim_start_matches(['/', '!']).to_owned())
@@ -187,9 +213,12 @@ fn a_sentence_names_its_subject_by_the_words_of_the_field() {
         (headless, sentences.iter().map(|sentence| private_verbs(sentence)).sum::<usize>())
     };
     assert_eq!(counts("a.rs", text), (1, 1));
+    assert_eq!(counts("a.c", "/*\n * What it\n * does.\n */\nask(); /* It asks. */\n"), (1, 1));
     assert_eq!(counts("a.md", "Those.\n\n```\nWho is there\n```\n\n| So many | x |\n"), (2, 0));
 
-    let all = sources().into_iter().chain(documents());
+    let kernel =
+        ["kernel/module", "kernel/check"].map(|folder| files(&root().join(folder), &[".c", ".h"]));
+    let all = sources().into_iter().chain(documents()).chain(kernel.into_iter().flatten());
     let counts: Vec<_> = all.map(|(name, text)| (counts(&name, &text), name)).collect();
     let (headless, private) =
         counts.iter().fold((0, 0), |(headless, private), ((h, p), _)| (headless + h, private + p));

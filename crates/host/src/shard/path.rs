@@ -222,75 +222,24 @@ impl<D: Device> DataPath<(), D> {
     }
 }
 
-impl<P, D: Device> DataPath<P, D> {
-    /// The same with another port; gives the one it had, too.
-    fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
-        let DataPath {
-            port: old,
-            id,
-            device,
-            block,
-            queue,
-            live,
-            free,
-            tags,
-            orphans,
-            withdrawn,
-            joined,
-            memories,
-            wake,
-            completions,
-            void,
-            ..
-        } = self;
-        let DataPath {
-            asker, arena, finished, refused, stats, changed, counters, observed, ..
-        } = self;
-        let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
-        let DataPath { dirty, weights, throttled, throttled_count, throttle_seen, .. } = self;
-        let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
-        let path = DataPath {
-            port,
-            id,
-            device,
-            block,
-            queue,
-            asker,
-            arena,
-            live,
-            free,
-            tags,
-            orphans,
-            withdrawn,
-            joined,
-            memories,
-            wake,
-            completions,
-            void,
-            finished,
-            refused,
-            stats,
-            changed,
-            counters,
-            observed,
-            charges,
-            loads,
-            loads_ns,
-            write_back,
-            fences,
-            dirty,
-            weights,
-            throttled,
-            throttled_count,
-            throttle_seen,
-            recorder,
-            blocked,
-            wait_until_ns,
-            issued,
-            batch,
-        };
-        (path, old)
-    }
+/// Moves all fields of a data path but its port, whose type is the policy's.
+macro_rules! moved {
+    ($($field:ident)*) => {
+        impl<P, D: Device> DataPath<P, D> {
+            /// The same with another port; returns the old one, too.
+            fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
+                let DataPath { port: old, $($field),* } = self;
+                (DataPath { port, $($field),* }, old)
+            }
+        }
+    };
+}
+
+moved! {
+    id device block queue asker arena live free tags orphans withdrawn joined memories wake
+    completions void finished refused stats changed counters observed charges loads loads_ns
+    write_back fences dirty weights throttled throttled_count throttle_seen recorder
+    wait_until_ns blocked issued batch
 }
 
 impl<P, D: Device> DataPath<P, D> {
