@@ -1,4 +1,5 @@
-//! The users of this machine who may open a tenant's export: its keys `uid`, `user` and `group`.
+//! The users of this machine who may open a tenant's export: its keys `uid`, `user` and
+//! `unix-group`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -129,7 +130,7 @@ impl Directory {
         groups: impl Iterator<Item = &'a str>,
     ) {
         self.uids.learn(users, uid_of);
-        // The key `group` takes names and numbers.
+        // The key `unix-group` takes names and numbers.
         self.gids.learn(groups.filter(|name| name.parse::<u32>().is_err()), gid_of);
     }
 
@@ -158,7 +159,7 @@ pub fn users(
         Err(error) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
     };
     let uid = |name: &String| number("user", name, directory.uid(name));
-    // The key `group` takes names and numbers.
+    // The key `unix-group` takes names and numbers.
     let gid = |name: &String| match name.parse::<u32>() {
         Ok(gid) => Ok(gid),
         Err(_) => number("group", name, directory.gid(name)),
@@ -172,7 +173,7 @@ pub fn users(
     let any_key = uids.is_some() || users.is_some() || groups.is_some();
     if any_key && found.is_empty() {
         // Without any number the export would be open to all users.
-        return Err("uid, user and group name nobody: name one, or leave the key out".into());
+        return Err("uid, user and unix-group name nobody: name one, or leave the key out".into());
     }
     Ok(found)
 }

@@ -440,15 +440,15 @@ pub struct Plan {
 }
 
 impl Settings {
-    /// Fills in defaults and refuses values that do not fit together. Looks up users and groups,
-    /// which may take time.
+    /// Fills in defaults and refuses values that do not fit. Resolving users may take time.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroups().root;
         let directory = Directory::default();
         let mut groups = self.complete_groups()?;
         let tables = || self.tenant.iter().map(Spanned::get_ref);
         let users = tables().flat_map(|table| &table.user).flat_map(|List(names)| names);
-        let named = tables().flat_map(|table| &table.group).flat_map(|List(names)| names);
+        let named = tables().flat_map(|table| [&table.group, &table.unix_group]);
+        let named = named.flatten().flat_map(|List(names)| names);
         let groups_named = named.chain(groups.iter().map(|group| &group.name));
         directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
         group::mark_ambiguous(&mut groups, &directory);

@@ -59,6 +59,7 @@ pub struct TenantTable {
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
     pub group: Option<List<String>>,
+    pub unix_group: Option<List<String>>,
     pub connections: Option<u32>,
     pub ublk: Option<bool>,
     pub vhost_user: Option<PathBuf>,
@@ -69,7 +70,7 @@ pub struct TenantTable {
 
 /// The keys that only a restart changes. A running server applies all others
 /// ([`fairq_host::server::Admin::update`]); of the key `group` only the group of tenants.
-pub const FIXED: [&str; 15] = [
+pub const FIXED: [&str; 16] = [
     "name",
     "size",
     "offset",
@@ -82,6 +83,7 @@ pub const FIXED: [&str; 15] = [
     "identity",
     "uid",
     "user",
+    "unix-group",
     "connections",
     "ublk",
     "description",
@@ -235,7 +237,7 @@ impl TenantTable {
     /// The settings that a running server takes from this table; others may differ, because users
     /// are not resolved. `cgroups` is the root of cgroups.
     pub fn settings(&self, cgroups: &Path, groups: &[Group]) -> Result<TenantSettings, Refusal> {
-        let mut table = TenantTable { uid: None, user: None, ..self.clone() };
+        let mut table = TenantTable { uid: None, user: None, unix_group: None, ..self.clone() };
         let group = self.group_of(groups).map_err(Refusal::new)?;
         table.group = group.map(|group| List(vec![group]));
         Ok(table.complete(cgroups, groups, &Directory::default())?.settings)
@@ -251,7 +253,27 @@ impl TenantTable {
 
     /// Whether it names users or groups, which have to be resolved on this machine.
     pub fn names_users(&self) -> bool {
-        self.user.is_some() || self.group.is_some()
+        self.user.is_some() || self.group.is_some() || self.unix_group.is_some()
+    }
+
+    /// The groups of users that its keys name: those of `unix-group`, and those of `group`, which
+    /// this release accepts.
+    fn unix_groups(&self, groups: &[Group]) -> Result<Option<List<String>>, String> {
+        let (_, old) = group::split(self.group.as_ref(), groups)?;
+        let lists = [self.unix_group.as_ref(), old.as_ref()].into_iter().flatten();
+        let all: Vec<String> = lists.flat_map(|List(names)| names).cloned().collect();
+        Ok((self.unix_group.is_some() || !all.is_empty()).then_some(List(all)))
+    }
+
+    /// A warning about groups of users under the key `group`.
+    pub fn warning(&self, groups: &[Group]) -> Option<String> {
+        let List(names) = group::split(self.group.as_ref(), groups).ok()?.1?;
+        let names = names.join("+");
+        Some(format!(
+            "tenant {}: group: {names} names users of this machine: write unix-group = \"{names}\", \
+             because the next release takes only a group of tenants here",
+            self.name
+        ))
     }
 
     /// Refuses keys that are invalid by themselves or with these groups; `cgroups` is the root of
@@ -312,7 +334,8 @@ impl TenantTable {
         if let Some(Err(text)) = self.vhost_user.as_deref().map(listen::check_path) {
             return refuse(format!("vhost-user: {text}"));
         }
-        let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
+        let named = self.group_of(groups).and_then(|group| Ok((group, self.unix_groups(groups)?)));
+        let (group, user_groups) = match named {
             Ok(both) => both,
             Err(text) => return refuse(text),
         };
@@ -578,6 +601,21 @@ mod tests {
         let shared = tenants(&["db=1G,store=fast"]).unwrap_err().to_string();
         assert!(shared.contains("add path=FILE"), "{shared}");
         assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
+    }
+
+    #[test]
+    fn groups_of_users_have_a_key_of_their_own() {
+        let gids = |spec: &str| tenants(&[spec]).unwrap().remove(0).settings.users.gids;
+        assert_eq!(gids("db,unix-group=root+4711"), [0, 4711]);
+        assert_eq!(gids("db,unix-group=4711,group=root"), [4711, 0]);
+        let warning = |spec: &str| spec.parse::<TenantTable>().unwrap().warning(&[]);
+        assert_eq!(warning("db,unix-group=root"), None);
+        let text = warning("db,group=root+backup").unwrap();
+        assert!(text.contains("write unix-group = \"root+backup\""), "{text}");
+        let nobody = TenantTable { unix_group: Some(List(Vec::new())), ..TenantTable::default() };
+        let nobody = TenantTable { name: "db".into(), ..nobody };
+        let refused = nobody.complete(Path::new("/"), &[], &Directory::default()).unwrap_err();
+        assert!(refused.to_string().contains("unix-group name nobody"), "{refused}");
     }
 
     #[test]

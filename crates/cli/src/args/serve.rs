@@ -47,7 +47,7 @@ pub(crate) struct ServeArgs {
     /// requests), min-iops and min-bandwidth (what it has at least in a second, while the device
     /// can), group=NAME (a group of tenants; see --group),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
-    /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
+    /// unix-group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
     /// (the most; default: half of all), vhost-user=PATH (a socket where a guest attaches it), ublk
     /// (a block device of this machine), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]

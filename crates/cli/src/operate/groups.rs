@@ -7,6 +7,7 @@ use fairq_config::access::Directory;
 use fairq_config::group::{self, Described, GroupTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
+use fairq_config::tenant::TenantTable;
 use fairq_config::{caps, latency};
 use fairq_core::{CapStats, ReservationState, ShareStats, Target};
 use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList, TenantSettings};
@@ -94,6 +95,12 @@ impl Console {
         let mut groups = self.settings.known_groups()?;
         self.mark_ambiguous(&mut groups);
         Ok(groups)
+    }
+
+    /// Warns of groups of users under the key `group`.
+    pub(super) fn warn_of_groups<'a>(&self, tables: impl Iterator<Item = &'a TenantTable>) {
+        let groups = self.known_groups().unwrap_or_default();
+        tables.filter_map(|table| table.warning(&groups)).for_each(|text| tracing::warn!("{text}"));
     }
 
     /// Marks the groups whose names are also names of groups of users.

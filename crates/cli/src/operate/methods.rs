@@ -73,12 +73,15 @@ impl Console {
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.completed(spec, &table).and_then(|new| {
-            self.add_tables(admin, &[(table, new)]).pop().expect("one result for each table")
+            self.add_tables(admin, &[(table.clone(), new)])
+                .pop()
+                .expect("one result for each table")
         });
         if !tenant.as_ref().is_err_and(Refusal::is_temporary) {
             self.adding.forget(spec);
         }
         let server::Tenant { name, size, base, settings, .. } = tenant?;
+        self.warn_of_groups(std::iter::once(&table));
         let warning = warn(&format!("tenant {name}"), &settings.caps);
         Ok(json!({
             "tenant": name,

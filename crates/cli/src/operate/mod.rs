@@ -26,6 +26,7 @@ use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
+use toml::Spanned;
 
 use crate::companion::{self, Companion};
 use crate::status::{self, Row};
@@ -297,6 +298,7 @@ impl Operator for Console {
             "serving"
         );
         methods::warn_of_policy(&self.settings, &Settings::default());
+        self.warn_of_groups(self.settings.tenant.iter().map(Spanned::get_ref));
         for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.settings.caps.is_empty()) {
             caps::warn(&format!("tenant {}", tenant.name), &tenant.settings.caps);
         }

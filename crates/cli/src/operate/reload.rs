@@ -581,6 +581,7 @@ impl Console {
                 }
             }
         }
+        self.warn_of_groups(come.iter().map(|(table, _)| table));
         let made = self.make_updates(admin, &reading.differences.updates, &mut warnings);
         self.drop_groups(admin, wanted).iter().for_each(|name| done.add(format!("group.{name}")));
         if self.move_listeners(admin, wanted) {
