@@ -6,8 +6,8 @@
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
-//! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and the
-//! credentials of each peer are checked.
+//! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and
+//! the credentials of each peer are checked.
 //!
 //! **One guest at a time** is attached at a socket; the next one waits in the socket's queue, as
 //! does one that comes before the tenant's range is prepared. A guest's session and queues hold its

@@ -30,8 +30,6 @@ use crate::nbd::serve::live_request::{LiveRequest, Reply};
 use crate::nbd::serve::pacing::{PATIENCE, Pacing};
 use crate::nbd::serve::survey::{Answer, Question, SurveyClient};
 use crate::nbd::serve::transport::{Incoming, Outbox};
-use crate::nbd::session::place::Place;
-use crate::nbd::session::revoked::CertificateId;
 use crate::nbd::wire::proto::{
     Command, CommandFlags, NbdError, Negotiated, Request, parse_request, request_len, validate,
 };
@@ -43,10 +41,12 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::request::PIECE;
 use crate::shard::volume::Volume;
 
+mod accepted;
 mod behind;
 mod ending;
 mod packed;
 
+pub use accepted::{Connect, Pass};
 use behind::Behind;
 use ending::{Closed, Farewell};
 pub use packed::{Packed, Rest};
@@ -64,36 +64,6 @@ const LATE: &str =
 /// The most of a payload that one receive takes, in bytes: a batch of orders. The received bytes
 /// are then still in a cache when the device takes them.
 const PAYLOAD_PART: usize = 8 * PIECE as usize;
-
-/// A connection whose handshake is done.
-pub struct Connect {
-    /// The socket, in blocking mode.
-    pub fd: OwnedFd,
-    /// The TLS session on it.
-    pub tls: Option<Box<rustls::ServerConnection>>,
-    /// The result of the handshake.
-    pub negotiated: Negotiated,
-    /// The range that it serves.
-    pub volume: Volume,
-    /// The conditions under which it lives.
-    pub pass: Pass,
-}
-
-/// The values that the control thread gives a connection, for as long as it lives.
-#[derive(Default)]
-pub struct Pass {
-    /// When its client's certificate ends, in seconds since 1970; the connection ends then.
-    pub until: Option<u64>,
-    /// The certificates that its client has shown.
-    pub shown: Vec<CertificateId>,
-    /// Its place among its tenant's connections.
-    pub place: Option<Place>,
-    /// Over when every shard has found out which clients of the tenant have ended; requests of this
-    /// one wait until then.
-    pub gate: Option<Arc<Meeting>>,
-    /// The bytes that the previous program has left of it.
-    pub rest: Option<Rest>,
-}
 
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
