@@ -309,6 +309,10 @@ impl Device for AnyDevice {
     fn is_polled(&self) -> bool {
         each!(AnyDevice, self, device => device.is_polled())
     }
+
+    fn runs_on_shards(&self) -> bool {
+        each!(AnyDevice, self, device => device.runs_on_shards())
+    }
 }
 
 impl Queue for AnyQueue {

@@ -220,6 +220,11 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
+    /// Whether the device itself stands still while its shards sleep, because they run it.
+    fn runs_on_shards(&self) -> bool {
+        false
+    }
+
     /// The store of a file: its number in [`Device::stores`], below the most that there may be.
     fn store_of(&self, _file: u16) -> u16 {
         0

@@ -35,6 +35,7 @@ use crate::observe::record::Recording;
 use crate::observe::stats::{Counted, ShardReport};
 use crate::shard::cut::Cut;
 use crate::shard::halt::Halt;
+use crate::shard::least_sleep::LeastSleep;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::shared::Common;
 use crate::shard::spin::{AWAY_NS, Patience, YIELD_NS};
@@ -46,6 +47,7 @@ pub mod direct;
 pub mod dirty;
 pub mod fence;
 pub mod halt;
+mod least_sleep;
 pub mod path;
 pub mod pool;
 pub mod request;
@@ -283,6 +285,7 @@ pub struct Shard<P, D: Device, F: Front> {
     clock: Clock,
     patience: Patience,
     cpu: CpuClock,
+    least_sleep: LeastSleep,
     /// The time from which it accepts no more requests.
     stopping_ns: Option<u64>,
     /// The change of the policy that it has been sent.
@@ -318,6 +321,7 @@ impl<D: Device, F: Front> Shard<(), D, F> {
             clock: common.clock,
             patience: Patience::default(),
             cpu: CpuClock::of_this_thread(),
+            least_sleep: LeastSleep::new(!common.device.runs_on_shards()),
             stopping_ns: None,
             change: None,
             halt: None,
@@ -357,6 +361,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             clock,
             patience,
             cpu,
+            least_sleep,
             stopping_ns,
             change,
             halt,
@@ -374,6 +379,7 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
             clock,
             patience,
             cpu,
+            least_sleep,
             stopping_ns,
             change,
             halt,
@@ -609,6 +615,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     fn park(&mut self, busy: bool) {
         let (others, own) = self.path.take_wakes();
         self.wakers.wake_all(others);
+        self.least_sleep.measure(self.clock.now_ns(), &self.cpu);
         // A shard that has unblocked its own port needs no bell, only another turn.
         if busy || own || self.is_woken_in_time() || self.has_polled_news() || !self.front.rest() {
             self.path.count_turn(false);
@@ -626,7 +633,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     /// Polls for a wake-up or an event for a while, if requests wait for another shard's action and
     /// another shard runs. True if there is work to do.
     fn is_woken_in_time(&mut self) -> bool {
-        if !self.path.is_blocked() || !self.wakers.any_runs(self.index) {
+        let may_poll = self.path.is_blocked() && !self.least_sleep.is_on_busy_host();
+        if !may_poll || !self.wakers.any_runs(self.index) {
             return false;
         }
         // Queued operations are submitted first: the completion of one of them may free a slot.
@@ -643,7 +651,9 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     #[inline]
     fn has_polled_news(&mut self) -> bool {
         let polls_ns = self.front.polls_ns();
-        polls_ns > 0 && self.poll_front(polls_ns)
+        // `poll = always` is the operator's word that the CPU is the shard's own.
+        let may_poll = polls_ns == u64::MAX || !self.least_sleep.is_on_busy_host();
+        polls_ns > 0 && may_poll && self.poll_front(polls_ns)
     }
 
     fn poll_front(&mut self, polls_ns: u64) -> bool {
@@ -712,7 +722,10 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         let halt_ns = self.halt.as_ref().and_then(Halt::deadline_ns);
         let deadlines =
             [self.path.deadline_ns(), self.front.deadline_ns(), self.let_go_ns, halt_ns];
-        let deadline = deadlines.into_iter().flatten().min();
-        deadline.map(|deadline_ns| deadline_ns.saturating_sub(self.clock.now_ns()))
+        let deadline_ns = deadlines.into_iter().flatten().min()?;
+        Some(match deadline_ns.saturating_sub(self.clock.now_ns()) {
+            0 => 0,
+            sleep_ns => sleep_ns.max(self.least_sleep.ns()),
+        })
     }
 }

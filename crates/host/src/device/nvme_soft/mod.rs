@@ -340,6 +340,10 @@ impl Device for NvmeSoft {
         self.shared.poller == Poller::Core || !matches!(self.shared.backing, Backing::File(_))
     }
 
+    fn runs_on_shards(&self) -> bool {
+        self.shared.poller != Poller::Core
+    }
+
     fn extents(&self, file: u16, offset: u64, length: u64, most: usize) -> io::Result<Vec<Extent>> {
         match &self.shared.backing {
             Backing::Null => Ok(vec![Extent { length, is_hole: false }]),
