@@ -85,7 +85,7 @@ pub(super) struct ControlThread<'a> {
     pub(super) listeners: Vec<Listening>,
     /// The sockets for guests, by path, and the directories that have one for each tenant.
     pub(super) guests: HashMap<PathBuf, GuestSocket>,
-    pub(super) guest_directories: Vec<PathBuf>,
+    pub(super) guest_directories: Vec<Listen>,
     /// The time until which no client is accepted because an upgrade waits for handshakes.
     pub(super) accepts_again: Option<Instant>,
     /// The listeners of HTTP and of the control socket.
@@ -192,7 +192,7 @@ impl Admin for ControlThread<'_> {
 
     fn listening(&self) -> Vec<Listen> {
         let listeners = self.listeners.iter().map(|listening| listening.at.clone());
-        let directories = self.guest_directories.iter().cloned().map(Listen::VhostUser);
+        let directories = self.guest_directories.iter().cloned();
         let disks = self.has_disks_of_all.then_some(Listen::Ublk);
         listeners.chain(directories).chain(disks).collect()
     }

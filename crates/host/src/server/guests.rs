@@ -1,8 +1,9 @@
-//! The sockets at which guests attach their disks (vhost-user).
+//! The sockets at which guests attach their disks (vhost-user, vfio-user).
 //!
-//! **Problem.** A client of vhost-user names no tenant: the socket stands for one. **Model.** A
-//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, unless it has an
-//! identity, and the one of its key `vhost-user`. They come and go with the tenant, whose addition
+//! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.** A
+//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
+//! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and the one of its
+//! key `vhost-user`. They come and go with the tenant, whose addition
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
@@ -68,6 +69,7 @@ impl Attached {
 
 /// A socket of one tenant.
 pub(super) struct GuestSocket {
+    kind: AttachmentKind,
     /// Its tenant; `None` until the tenant has been added.
     flow: Option<FlowId>,
     path: PathBuf,
@@ -84,6 +86,7 @@ impl Drop for GuestSocket {
         self.stop();
         if self.owns_name {
             let _ = std::fs::remove_file(&self.path);
+            remove_folder(self.kind, &self.path);
         }
     }
 }
@@ -100,7 +103,10 @@ impl GuestSocket {
     pub(super) fn left(&self) -> LeftDoor {
         LeftDoor {
             at: Listen::Unix(self.path.clone()),
-            role: Role::Guests,
+            role: match self.kind {
+                AttachmentKind::VfioUser => Role::Controllers,
+                AttachmentKind::VhostUser | AttachmentKind::Ublk => Role::Guests,
+            },
             fd: self.socket.as_raw_fd(),
             is_inherited: false,
             name: Some(self.path.clone()),
@@ -113,16 +119,49 @@ impl GuestSocket {
     }
 }
 
-/// The socket of a tenant in a directory of sockets.
-fn in_directory(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.sock"))
+/// A directory of sockets for guests, and their kind.
+pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
+    match at {
+        Listen::VhostUser(directory) => Some((AttachmentKind::VhostUser, directory)),
+        Listen::VfioUser(directory) => Some((AttachmentKind::VfioUser, directory)),
+        _ => None,
+    }
 }
 
-/// The paths of the sockets that a tenant has.
-fn paths(directories: &[PathBuf], tenant: &Tenant) -> Vec<PathBuf> {
+/// The socket of a tenant in a directory of sockets.
+fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
+    let (kind, directory) = directory(at)?;
+    let path = match kind {
+        // The name that clients of vfio-user expect, in a folder of the tenant's own.
+        AttachmentKind::VfioUser => directory.join(name).join("cntrl"),
+        AttachmentKind::VhostUser | AttachmentKind::Ublk => directory.join(format!("{name}.sock")),
+    };
+    Some((kind, path))
+}
+
+/// Makes the folder of a tenant's socket, if the socket is of a kind that has one.
+fn make_folder(kind: AttachmentKind, path: &Path) -> io::Result<()> {
+    match path.parent().filter(|_| kind == AttachmentKind::VfioUser) {
+        Some(folder) if !folder.is_dir() => std::fs::create_dir(folder),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the folder of a tenant's socket if it is empty.
+fn remove_folder(kind: AttachmentKind, path: &Path) {
+    if kind == AttachmentKind::VfioUser
+        && let Some(folder) = path.parent()
+    {
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+/// The kinds and the paths of the sockets that a tenant has.
+fn paths(directories: &[Listen], tenant: &Tenant) -> Vec<(AttachmentKind, PathBuf)> {
     let shared = directories.iter().filter(|_| tenant.identity.is_none());
-    let shared = shared.map(|directory| in_directory(directory, &tenant.name));
-    shared.chain(tenant.vhost_user.clone()).collect()
+    let shared = shared.filter_map(|directory| in_directory(directory, &tenant.name));
+    let own = tenant.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path.clone()));
+    shared.chain(own).collect()
 }
 
 fn refusal(path: &Path, cause: impl ToString) -> AdminError {
@@ -131,38 +170,45 @@ fn refusal(path: &Path, cause: impl ToString) -> AdminError {
 
 impl ControlThread<'_> {
     /// Opens a socket, for a tenant that may still be to come.
-    pub(super) fn open_guest(&mut self, path: &Path, users: &Users) -> Result<(), AdminError> {
+    pub(super) fn open_guest(
+        &mut self,
+        kind: AttachmentKind,
+        path: &Path,
+        users: &Users,
+    ) -> Result<(), AdminError> {
         if self.guests.contains_key(path) {
             return Err(refusal(path, "it is the socket of another tenant: choose another path"));
         }
+        make_folder(kind, path).map_err(|error| refusal(path, error))?;
         let listener = listen::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
         // The file is this socket's from here on.
         listener.leave_name();
-        self.put_guest(path, socket, true);
+        self.put_guest(kind, path, socket, true);
         Ok(())
     }
 
-    fn put_guest(&mut self, path: &Path, socket: OwnedFd, owns_name: bool) {
-        let (path, attached) = (path.to_owned(), Arc::default());
-        let (flow, task) = (None, None);
-        let guest = GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name };
+    fn put_guest(&mut self, kind: AttachmentKind, path: &Path, socket: OwnedFd, owns_name: bool) {
+        let (flow, attached, task) = (None, Arc::default(), None);
+        let path = path.to_owned();
+        let guest =
+            GuestSocket { kind, flow, path: path.clone(), socket, attached, task, owns_name };
         self.guests.insert(path, guest);
     }
 
     /// Takes over a socket that the previous program in this process has left.
-    pub(super) fn take_guest(&mut self, at: &Listen, socket: OwnedFd) {
+    pub(super) fn take_guest(&mut self, kind: AttachmentKind, at: &Listen, socket: OwnedFd) {
         if let Listen::Unix(path) = at {
-            self.put_guest(path, socket, false);
+            self.put_guest(kind, path, socket, false);
         }
     }
 
     /// Opens the sockets of a tenant that is about to be added; after an error none is open.
     pub(super) fn open_guests_of(&mut self, tenant: &Tenant) -> Result<(), AdminError> {
         let paths = paths(&self.guest_directories, tenant);
-        for (done, path) in paths.iter().enumerate() {
-            if let Err(error) = self.open_guest(path, &tenant.users) {
-                paths[..done].iter().for_each(|path| drop(self.guests.remove(path)));
+        for (done, (kind, path)) in paths.iter().enumerate() {
+            if let Err(error) = self.open_guest(*kind, path, &tenant.users) {
+                paths[..done].iter().for_each(|(_, path)| drop(self.guests.remove(path)));
                 return Err(error);
             }
         }
@@ -171,7 +217,7 @@ impl ControlThread<'_> {
 
     /// Closes the sockets of a tenant that is gone, or was not added.
     pub(super) fn close_guests_of(&mut self, tenant: &Tenant) {
-        for path in paths(&self.guest_directories, tenant) {
+        for (_, path) in paths(&self.guest_directories, tenant) {
             self.guests.remove(&path);
         }
     }
@@ -179,10 +225,10 @@ impl ControlThread<'_> {
     /// Opens those sockets of a tenant that are missing, and accepts guests if it may be opened.
     pub(super) fn fit_guests_of(&mut self, member: &Member) -> Result<(), AdminError> {
         let Member { tenant, flow, preparing, .. } = member;
-        for path in paths(&self.guest_directories, tenant) {
+        for (kind, path) in paths(&self.guest_directories, tenant) {
             let owner = self.guests.get(&path).map(|guest| guest.flow);
             if owner.is_none_or(|owner| owner.is_some_and(|owner| owner != *flow)) {
-                self.open_guest(&path, &tenant.users)?;
+                self.open_guest(kind, &path, &tenant.users)?;
             }
             let Some(guest) = self.guests.get_mut(&path) else { continue };
             guest.flow = Some(*flow);
@@ -213,7 +259,7 @@ impl ControlThread<'_> {
         let mut wanted: HashMap<PathBuf, FlowId> = HashMap::new();
         for member in tenants.members() {
             let paths = paths(&self.guest_directories, &member.tenant);
-            for path in paths {
+            for (_, path) in paths {
                 wanted.entry(path).or_insert(member.flow);
             }
         }
@@ -236,16 +282,15 @@ impl ControlThread<'_> {
     }
 
     /// Lists a directory, and opens the sockets of all tenants in it.
-    pub(super) fn open_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
-        let at = Listen::VhostUser(directory.into());
-        if !directory.is_dir() {
-            let cause = "there is no such directory: create it or choose another one".into();
-            return Err(AdminError::Listen { at, cause });
+    pub(super) fn open_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
+        let refuse = |cause: &str| AdminError::Listen { at: at.clone(), cause: cause.into() };
+        if !directory(at).is_some_and(|(_, directory)| directory.is_dir()) {
+            return Err(refuse("there is no such directory: create it or choose another one"));
         }
-        if self.guest_directories.iter().any(|known| known == directory) {
-            return Err(AdminError::Listen { at, cause: "it is given twice".into() });
+        if self.guest_directories.contains(at) {
+            return Err(refuse("it is given twice"));
         }
-        self.guest_directories.push(directory.into());
+        self.guest_directories.push(at.clone());
         self.fit_guests().inspect_err(|_| {
             self.guest_directories.pop();
             self.fit_guests_or_log();
@@ -253,11 +298,11 @@ impl ControlThread<'_> {
     }
 
     /// Closes the sockets in a directory; guests that are attached stay.
-    pub(super) fn close_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
+    pub(super) fn close_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
         let before = self.guest_directories.len();
-        self.guest_directories.retain(|known| known != directory);
+        self.guest_directories.retain(|known| known != at);
         if self.guest_directories.len() == before {
-            return Err(AdminError::NotListening(Listen::VhostUser(directory.into())));
+            return Err(AdminError::NotListening(at.clone()));
         }
         self.fit_guests()
     }
@@ -265,16 +310,21 @@ impl ControlThread<'_> {
     /// Renames the sockets that have a tenant's name; guests that are attached stay.
     pub(super) fn rename_guests(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
         let directories = self.guest_directories.iter();
-        let pairs = directories.map(|all| (in_directory(all, name), in_directory(all, new)));
-        let pairs: Vec<_> = pairs.filter(|(old, _)| self.guests.contains_key(old)).collect();
-        for (_, new) in &pairs {
+        let pairs = directories.filter_map(|all| {
+            let (old, (kind, new)) = (in_directory(all, name)?.1, in_directory(all, new)?);
+            self.guests.contains_key(&old).then_some((kind, old, new))
+        });
+        let pairs: Vec<_> = pairs.collect();
+        for (kind, _, new) in &pairs {
             if self.guests.contains_key(new) {
                 return Err(refusal(new, "it is the socket of another tenant"));
             }
+            make_folder(*kind, new).map_err(|error| refusal(new, error))?;
             listen::make_way(new).map_err(|cause| refusal(new, cause))?;
         }
-        for (old, new) in pairs {
+        for (kind, old, new) in pairs {
             std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;
+            remove_folder(kind, &old);
             if let Some(mut guest) = self.guests.remove(&old) {
                 guest.path.clone_from(&new);
                 self.guests.insert(new, guest);
@@ -283,12 +333,18 @@ impl ControlThread<'_> {
         Ok(())
     }
 
+    /// The directories of sockets of a kind.
+    pub(super) fn directories(&self, kind: AttachmentKind) -> Vec<PathBuf> {
+        let all = self.guest_directories.iter().filter_map(directory);
+        all.filter(|(of, _)| *of == kind).map(|(_, directory)| directory.into()).collect()
+    }
+
     /// The sockets of all tenants, by the tenants' numbers.
     pub(super) fn attachments(&self) -> HashMap<u16, Vec<AttachmentStatus>> {
         let status = |guest: &GuestSocket| {
             let attached = guest.attached.guest();
             AttachmentStatus {
-                kind: AttachmentKind::VhostUser,
+                kind: guest.kind,
                 path: guest.path.clone(),
                 is_connected: attached.is_some(),
                 queues: attached.map_or(0, |attached| attached.queues()),
@@ -321,7 +377,8 @@ impl ControlThread<'_> {
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         // Several sockets of a tenant are alike: which of them the guest has used does not matter.
         let paths = paths(&self.guest_directories, &member.tenant);
-        let mut sockets = paths.iter().filter_map(|path| self.guests.get(path));
+        let paths = paths.iter().filter(|(kind, _)| *kind == AttachmentKind::VhostUser);
+        let mut sockets = paths.filter_map(|(_, path)| self.guests.get(path));
         let free = sockets.find(|socket| socket.attached.guest().is_none());
         let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
         let attachment = self.server.attachment(member, &attached)?;
@@ -333,19 +390,25 @@ impl GuestSocket {
     fn accept(&mut self, server: &Arc<Server>, flow: FlowId) -> io::Result<()> {
         let listener = Listener::of(self.socket.try_clone()?)?;
         let (server, attached) = (server.clone(), self.attached.clone());
-        let task = tokio::spawn(accept(server, flow, listener, attached));
+        let task = tokio::spawn(accept(server, self.kind, flow, listener, attached));
         self.task = Some(task.abort_handle());
         Ok(())
     }
 }
 
 /// Accepts guests of a tenant for ever, one after the other.
-async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached: Arc<Attached>) {
+async fn accept(
+    server: Arc<Server>,
+    kind: AttachmentKind,
+    flow: FlowId,
+    listener: Listener,
+    attached: Arc<Attached>,
+) {
     loop {
         attached.wait().await;
         match listener.accept(server.config.timeouts.peer).await {
             Ok((Stream::Unix(stream), _)) => {
-                if let Err(error) = server.attach(flow, stream, &attached)
+                if let Err(error) = server.attach(kind, flow, stream, &attached)
                     && STRANGERS.allows()
                 {
                     tracing::warn!(%error, "refused a guest");
@@ -373,7 +436,13 @@ impl Drop for GuestPlace {
 
 impl Server {
     /// Starts the thread of a guest.
-    fn attach(&self, flow: FlowId, stream: UnixStream, attached: &Arc<Attached>) -> io::Result<()> {
+    fn attach(
+        &self,
+        kind: AttachmentKind,
+        flow: FlowId,
+        stream: UnixStream,
+        attached: &Arc<Attached>,
+    ) -> io::Result<()> {
         let tenants = self.tenants();
         let member = tenants.members().find(|member| member.flow == flow);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
@@ -386,8 +455,13 @@ impl Server {
         let attachment = self.attachment(member, attached)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        self.sessions.spawn(stream, self.disk(member), shards, send, attachment).map(drop)
+        let (shards, disk) = (self.shards.count(), self.disk(member));
+        let thread = if kind == AttachmentKind::VfioUser {
+            self.controllers.spawn(stream, disk, shards, self.to_queues.clone(), attachment)
+        } else {
+            self.sessions.spawn(stream, disk, shards, self.to_guests.clone(), attachment)
+        };
+        thread.map(drop)
     }
 
     /// The place of a guest at a socket.

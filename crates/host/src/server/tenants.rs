@@ -18,8 +18,8 @@ use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
-    ServerError, Tenant, TenantList,
+    AdminError, AttachmentKind, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD,
+    Server, ServerError, Tenant, TenantList,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -65,6 +65,7 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
         // A guest without queues has no shard that could end its session.
         if cut_off {
             server.sessions.hang_up(flow);
+            server.controllers.hang_up(flow);
         }
     }
 }
@@ -226,7 +227,7 @@ impl ControlThread<'_> {
                 }
                 Change::Socket(path) => {
                     if let Some(path) = path {
-                        self.open_guest(path, &tenant.users)?;
+                        self.open_guest(AttachmentKind::VhostUser, path, &tenant.users)?;
                     }
                     tenant.vhost_user.clone_from(path);
                     Ok(())
@@ -390,7 +391,8 @@ impl ControlThread<'_> {
     /// Gives the front ends the new size of a tenant's range.
     fn resize_guests(&self, flow: FlowId, size: u64) {
         let server = &self.server;
-        server.sessions.resize(flow, size, || server.notify_all(Notice::Resize { flow, size }));
+        let notify = || server.notify_all(Notice::Resize { flow, size });
+        server.controllers.resize(flow, size, || server.sessions.resize(flow, size, notify));
     }
 
     /// Whether requests of a removed tenant may be under way in a tenant's range.

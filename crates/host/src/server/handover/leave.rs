@@ -26,7 +26,7 @@ use crate::server::guests::GuestSocket;
 use crate::server::handover::{
     Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
-use crate::server::{AdminError, Listen};
+use crate::server::{AdminError, AttachmentKind, Listen};
 use crate::shard::Message;
 use crate::shard::halt::Halt;
 
@@ -134,6 +134,12 @@ impl ControlThread<'_> {
         }
         if self.leaving.is_some() {
             return Err(refuse("the policy is being changed: try again when that is over"));
+        }
+        if !self.server.controllers.is_empty() {
+            return Err(refuse(
+                "a guest has attached a controller (vfio-user), whose state this program does not \
+                 hand over: detach it, or restart the server instead",
+            ));
         }
         if let Some(member) = resized {
             let name = &member.tenant.name;
@@ -326,7 +332,8 @@ impl ControlThread<'_> {
             clock_origin_ns: Clock::default().origin_ns(),
             elapsed: self.started.elapsed(),
             doors: self.doors(),
-            guest_directories: self.guest_directories.clone(),
+            guest_directories: self.directories(AttachmentKind::VhostUser),
+            controller_directories: self.directories(AttachmentKind::VfioUser),
             groups: self.schedulers.caps_of_groups().into_iter().map(group).collect(),
             connections,
             guests: Vec::new(),

@@ -71,6 +71,9 @@ pub struct State {
     /// The directories with a socket for the guests of each tenant.
     #[serde(default)]
     guest_directories: Vec<PathBuf>,
+    /// The same for NVMe controllers.
+    #[serde(default)]
+    controller_directories: Vec<PathBuf>,
     groups: Vec<LeftGroup>,
     connections: Vec<Packed>,
     /// The sessions of guests.
@@ -154,6 +157,7 @@ pub(super) enum Role {
     Http,
     Control,
     Guests,
+    Controllers,
 }
 
 /// A listening socket.

@@ -58,7 +58,6 @@ use crate::io::memory::Memory;
 
 mod abort;
 mod admin;
-mod identify;
 mod io;
 #[cfg(test)]
 mod tests;
@@ -79,7 +78,7 @@ pub const ENTRIES_MAX: u16 = 4096;
 /// Interrupt vectors.
 pub const VECTORS: u16 = QUEUES as u16;
 /// Version 1.4, the last one whose mandatory log pages and data structures are all here.
-const VERSION: u32 = 0x0001_0400;
+pub(crate) const VERSION: u32 = 0x0001_0400;
 /// A thread that has commands here and waits for an event stays awake for this long before it:
 /// sleeping is not that exact.
 pub const AWAKE_NS: u64 = 30_000;
