@@ -57,6 +57,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
         connections: tenant.connections,
         ublk: tenant.ublk,
         vhost_user: tenant.vhost_user.clone(),
+        vfio_user: tenant.vfio_user.clone(),
     }
 }
 

@@ -337,7 +337,10 @@ impl Welcome {
         }
         let places = self.ranges.iter().zip(&self.stores);
         for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
-            let own = tenant.vhost_user.iter().map(|path| format!("vhost-user:{}", path.display()));
+            let disks = [("vhost-user", &tenant.vhost_user), ("vfio-user", &tenant.vfio_user)];
+            let own = disks.into_iter().filter_map(|(kind, path)| {
+                path.as_ref().map(|path| format!("{kind}:{}", path.display()))
+            });
             // A directory has no socket of a tenant with an identity.
             let is_shown = |address: &&Listen| address.is_nbd() || tenant.identity.is_none();
             let shown = addresses.iter().filter(is_shown);

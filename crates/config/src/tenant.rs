@@ -58,6 +58,7 @@ pub struct TenantTable {
     pub connections: Option<u32>,
     pub ublk: Option<bool>,
     pub vhost_user: Option<PathBuf>,
+    pub vfio_user: Option<PathBuf>,
     pub description: Option<String>,
     #[serde(skip)]
     pub origin: Origin,
@@ -105,6 +106,8 @@ pub struct Tenant {
     pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
+    /// The path of the socket of its own NVMe controller, if it has one.
+    pub vfio_user: Option<PathBuf>,
     /// Description in lists of exports.
     pub description: String,
     /// The place of its configuration, for messages.
@@ -258,8 +261,10 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
-        if let Some(Err(text)) = self.vhost_user.as_deref().map(listen::check_path) {
-            return refuse(format!("vhost-user: {text}"));
+        for (key, path) in [("vhost-user", &self.vhost_user), ("vfio-user", &self.vfio_user)] {
+            if let Some(Err(text)) = path.as_deref().map(listen::check_path) {
+                return refuse(format!("{key}: {text}"));
+            }
         }
         let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
             Ok(both) => both,
@@ -306,6 +311,7 @@ impl TenantTable {
             connections: self.connections,
             ublk: self.ublk.unwrap_or(false),
             vhost_user: self.vhost_user,
+            vfio_user: self.vfio_user,
             description: self.description.unwrap_or_default(),
             origin: self.origin,
         })
@@ -511,6 +517,7 @@ mod tests {
                 connections: Some(9),
                 ublk: true,
                 vhost_user: None,
+                vfio_user: None,
                 description: "orders, and more".into(),
                 origin: Origin::Flag,
             };

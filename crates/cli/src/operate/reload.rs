@@ -18,7 +18,7 @@ use fairq_config::units::{Size, exact_size};
 use fairq_config::weight::{Cgroups, WeightSource};
 use fairq_core::Caps;
 use fairq_host::nbd::session::tls::TlsMode;
-use fairq_host::server::{self, Admin, TenantList};
+use fairq_host::server::{self, Admin, AttachmentKind, TenantList};
 use toml::Spanned;
 
 use super::Console;
@@ -108,7 +108,7 @@ enum Written {
     /// Its place, and whether its users stay the same: a running server cannot change its users.
     Place(Place, bool),
     Caps(caps::Written),
-    Socket(Option<PathBuf>),
+    Socket(AttachmentKind, Option<PathBuf>),
     /// Nothing: the tenant's target is its group's.
     Nothing,
 }
@@ -259,9 +259,14 @@ fn steps_of(
     } else if old.target(old_groups).ok() != Some(tenant.target) {
         step(target, Written::Nothing);
     }
-    if old.vhost_user != table.vhost_user {
-        let path = &table.vhost_user;
-        step(server::Change::Socket(path.clone()), Written::Socket(path.clone()));
+    for (kind, before, path) in [
+        (AttachmentKind::VhostUser, &old.vhost_user, &table.vhost_user),
+        (AttachmentKind::VfioUser, &old.vfio_user, &table.vfio_user),
+    ] {
+        if before != path {
+            let change = server::Change::Socket(kind, path.clone());
+            step(change, Written::Socket(kind, path.clone()));
+        }
     }
     if old.caps() != table.caps() {
         step(server::Change::Caps(tenant.caps), Written::Caps(table.caps()));
@@ -323,7 +328,7 @@ impl Written {
             Written::Place(_, false) => group::KEYS.to_vec(),
             Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
             Written::Caps(_) => KEYS.to_vec(),
-            Written::Socket(_) => vec!["vhost-user"],
+            Written::Socket(kind, _) => vec![kind.name()],
             Written::Nothing => Vec::new(),
         }
     }
@@ -730,7 +735,10 @@ impl Console {
                         table.set_caps(said);
                         warnings.of_caps(&format!("tenant {name}"), change);
                     }
-                    Written::Socket(path) => table.vhost_user.clone_from(path),
+                    Written::Socket(AttachmentKind::VfioUser, path) => {
+                        table.vfio_user.clone_from(path);
+                    }
+                    Written::Socket(_, path) => table.vhost_user.clone_from(path),
                     Written::Nothing => {}
                 }
             }

@@ -270,8 +270,9 @@ pub enum Change {
     Target(Option<Target>),
     /// Its caps, which replace the current ones.
     Caps(Caps),
-    /// The path of its own socket for guests; `None` for none. Guests that are attached stay.
-    Socket(Option<PathBuf>),
+    /// The path of its own socket for guests of a kind; `None` for none. Guests that are attached
+    /// stay.
+    Socket(AttachmentKind, Option<PathBuf>),
     /// Its group, or none, and its reservation.
     Place {
         /// The group.

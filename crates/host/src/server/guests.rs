@@ -2,8 +2,8 @@
 //!
 //! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.** A
 //! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
-//! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and the one of its
-//! key `vhost-user`. They come and go with the tenant, whose addition
+//! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and those of its
+//! keys `vhost-user` and `vfio-user`. They come and go with the tenant, whose addition
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
@@ -79,6 +79,8 @@ pub(super) struct GuestSocket {
     task: Option<AbortHandle>,
     /// Whether the socket's name vanishes with it.
     owns_name: bool,
+    /// Its own folder, which vanishes with its name.
+    folder: Option<PathBuf>,
 }
 
 impl Drop for GuestSocket {
@@ -86,7 +88,8 @@ impl Drop for GuestSocket {
         self.stop();
         if self.owns_name {
             let _ = std::fs::remove_file(&self.path);
-            remove_folder(self.kind, &self.path);
+            // Other files keep it.
+            self.folder.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
         }
     }
 }
@@ -139,20 +142,18 @@ fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
     Some((kind, path))
 }
 
-/// Makes the folder of a tenant's socket, if the socket is of a kind that has one.
-fn make_folder(kind: AttachmentKind, path: &Path) -> io::Result<()> {
-    match path.parent().filter(|_| kind == AttachmentKind::VfioUser) {
-        Some(folder) if !folder.is_dir() => std::fs::create_dir(folder),
-        _ => Ok(()),
-    }
+/// The folder that a socket has for itself, if it is that of a controller in a directory.
+fn own_folder<'a>(directories: &[Listen], path: &'a Path) -> Option<&'a Path> {
+    let folder = path.parent()?;
+    let is_in = |at: &Listen| matches!(at, Listen::VfioUser(directory) if Some(&**directory) == folder.parent());
+    directories.iter().any(is_in).then_some(folder)
 }
 
-/// Removes the folder of a tenant's socket if it is empty.
-fn remove_folder(kind: AttachmentKind, path: &Path) {
-    if kind == AttachmentKind::VfioUser
-        && let Some(folder) = path.parent()
-    {
-        let _ = std::fs::remove_dir(folder);
+/// Makes a socket's own folder.
+fn make_folder(folder: Option<&Path>) -> io::Result<()> {
+    match folder {
+        Some(folder) if !folder.is_dir() => std::fs::create_dir(folder),
+        _ => Ok(()),
     }
 }
 
@@ -160,7 +161,9 @@ fn remove_folder(kind: AttachmentKind, path: &Path) {
 fn paths(directories: &[Listen], tenant: &Tenant) -> Vec<(AttachmentKind, PathBuf)> {
     let shared = directories.iter().filter(|_| tenant.identity.is_none());
     let shared = shared.filter_map(|directory| in_directory(directory, &tenant.name));
-    let own = tenant.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path.clone()));
+    let vhost_user = tenant.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path));
+    let vfio_user = tenant.vfio_user.iter().map(|path| (AttachmentKind::VfioUser, path));
+    let own = vhost_user.chain(vfio_user).map(|(kind, path)| (kind, path.clone()));
     shared.chain(own).collect()
 }
 
@@ -179,7 +182,8 @@ impl ControlThread<'_> {
         if self.guests.contains_key(path) {
             return Err(refusal(path, "it is the socket of another tenant: choose another path"));
         }
-        make_folder(kind, path).map_err(|error| refusal(path, error))?;
+        let folder = own_folder(&self.guest_directories, path);
+        make_folder(folder).map_err(|error| refusal(path, error))?;
         let listener = listen::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
         // The file is this socket's from here on.
@@ -190,10 +194,10 @@ impl ControlThread<'_> {
 
     fn put_guest(&mut self, kind: AttachmentKind, path: &Path, socket: OwnedFd, owns_name: bool) {
         let (flow, attached, task) = (None, Arc::default(), None);
-        let path = path.to_owned();
-        let guest =
-            GuestSocket { kind, flow, path: path.clone(), socket, attached, task, owns_name };
-        self.guests.insert(path, guest);
+        let folder = own_folder(&self.guest_directories, path).map(Path::to_owned);
+        let (name, path) = (path.to_owned(), path.to_owned());
+        let guest = GuestSocket { kind, flow, path, socket, attached, task, owns_name, folder };
+        self.guests.insert(name, guest);
     }
 
     /// Takes over a socket that the previous program in this process has left.
@@ -252,7 +256,9 @@ impl ControlThread<'_> {
     /// The same for all tenants, and closes all other sockets. Returns the first error.
     pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
-        let has_own = tenants.members().any(|member| member.tenant.vhost_user.is_some());
+        let has_own = tenants
+            .members()
+            .any(|member| member.tenant.vhost_user.is_some() || member.tenant.vfio_user.is_some());
         if !has_own && self.guest_directories.is_empty() && self.guests.is_empty() {
             return Ok(());
         }
@@ -311,22 +317,25 @@ impl ControlThread<'_> {
     pub(super) fn rename_guests(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
         let directories = self.guest_directories.iter();
         let pairs = directories.filter_map(|all| {
-            let (old, (kind, new)) = (in_directory(all, name)?.1, in_directory(all, new)?);
-            self.guests.contains_key(&old).then_some((kind, old, new))
+            let [old, new] = [in_directory(all, name)?.1, in_directory(all, new)?.1];
+            self.guests.contains_key(&old).then_some((old, new))
         });
         let pairs: Vec<_> = pairs.collect();
-        for (kind, _, new) in &pairs {
+        for (_, new) in &pairs {
             if self.guests.contains_key(new) {
                 return Err(refusal(new, "it is the socket of another tenant"));
             }
-            make_folder(*kind, new).map_err(|error| refusal(new, error))?;
+            let folder = own_folder(&self.guest_directories, new);
+            make_folder(folder).map_err(|error| refusal(new, error))?;
             listen::make_way(new).map_err(|cause| refusal(new, cause))?;
         }
-        for (kind, old, new) in pairs {
+        for (old, new) in pairs {
             std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;
-            remove_folder(kind, &old);
             if let Some(mut guest) = self.guests.remove(&old) {
                 guest.path.clone_from(&new);
+                let folder = own_folder(&self.guest_directories, &new).map(Path::to_owned);
+                let before = std::mem::replace(&mut guest.folder, folder);
+                before.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
                 self.guests.insert(new, guest);
             }
         }

@@ -145,6 +145,20 @@ pub struct Tenant {
     pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
+    /// The path of the socket of its own NVMe controller, if it has one.
+    pub vfio_user: Option<PathBuf>,
+}
+
+impl Tenant {
+    /// Sets the path of its own socket of a kind.
+    fn set_socket(&mut self, kind: AttachmentKind, path: &Option<PathBuf>) {
+        match kind {
+            AttachmentKind::VhostUser => self.vhost_user.clone_from(path),
+            AttachmentKind::VfioUser => self.vfio_user.clone_from(path),
+            // Block devices have no socket.
+            AttachmentKind::Ublk => {}
+        }
+    }
 }
 
 /// The tenant of clients that name no export.

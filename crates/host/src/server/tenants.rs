@@ -18,8 +18,8 @@ use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, AttachmentKind, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD,
-    Server, ServerError, Tenant, TenantList,
+    AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
+    ServerError, Tenant, TenantList,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -197,7 +197,7 @@ impl ControlThread<'_> {
         let made = self.make_changes(&tenants, &mut members, changes);
         // One list for all changes: a list has as many entries as there are tenants.
         self.server.set_roster(tenants.with(members));
-        if changes.iter().any(|(_, change)| matches!(change, Change::Socket(_))) {
+        if changes.iter().any(|(_, change)| matches!(change, Change::Socket(..))) {
             self.fit_guests_or_log();
         }
         made
@@ -225,11 +225,11 @@ impl ControlThread<'_> {
                     tenant.weight = *weight;
                     Ok(())
                 }
-                Change::Socket(path) => {
+                Change::Socket(kind, path) => {
                     if let Some(path) = path {
-                        self.open_guest(AttachmentKind::VhostUser, path, &tenant.users)?;
+                        self.open_guest(*kind, path, &tenant.users)?;
                     }
-                    tenant.vhost_user.clone_from(path);
+                    tenant.set_socket(*kind, path);
                     Ok(())
                 }
                 change => self
@@ -268,7 +268,7 @@ impl ControlThread<'_> {
                 self.schedulers.set_share(flow, group.as_deref(), reservation)?;
                 (tenant.group, tenant.reservation) = (group, reservation);
             }
-            Change::Socket(path) => tenant.vhost_user.clone_from(path),
+            Change::Socket(kind, path) => tenant.set_socket(*kind, path),
         }
         Ok(())
     }

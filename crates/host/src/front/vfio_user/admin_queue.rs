@@ -259,7 +259,17 @@ impl Session {
                 identify::prefer(&mut data, self.block, self.preferred, self.volume.read_only);
                 data
             }
-            0x01 => identify::controller(&self.about()),
+            0x01 => {
+                let name = format!("nqn.2026-01.org.fairq:{}", self.bridge.name());
+                // Names have any characters, and serial numbers those of ASCII.
+                let serial: String = self
+                    .bridge
+                    .name()
+                    .chars()
+                    .map(|one| if one.is_ascii_graphic() { one } else { '?' })
+                    .collect();
+                identify::controller(&about(&serial, &name))
+            }
             0x02 if sqe.nsid >= NSID_ALL - 1 => return Err(Status::INVALID_NAMESPACE),
             0x02 => identify::active_namespaces(sqe.nsid, &vec![1].into()),
             0x03 if !is_it => return Err(Status::INVALID_NAMESPACE),
@@ -269,24 +279,6 @@ impl Session {
             _ => return Err(Status::INVALID_FIELD),
         };
         self.give(sqe, &bytes)
-    }
-
-    fn about(&self) -> About<'_> {
-        About {
-            serial: self.bridge.name(),
-            model: "fairq",
-            name: "nqn.2026-01.org.fairq:vfio-user",
-            version: VERSION,
-            mdts: MDTS,
-            entries_max: ENTRIES,
-            namespaces: 1,
-            aborts: ABORTS,
-            event_requests: EVENT_REQUESTS as u8,
-            async_events: NAMESPACE_CHANGED,
-            admin_commands: DOORBELL_BUFFER,
-            commands: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY,
-            has_cache: true,
-        }
     }
 
     /// Writes bytes to a command's data.
@@ -466,10 +458,8 @@ impl Session {
         match sqe.cdw10 as u8 {
             feature::ARBITRATION => {
                 queue.arbitration = Arbitration::from_cdw11(value);
-                for shard in 0..self.shards {
-                    let (session, arbitration) = (self.number, queue.arbitration);
-                    (self.send)(shard, Message::Arbitration { session, arbitration });
-                }
+                let (session, arbitration) = (self.number, queue.arbitration);
+                self.on_all(|reply| Message::Arbitration { session, arbitration, reply });
             }
             // There is one power state.
             feature::POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Status::INVALID_FIELD),
@@ -533,7 +523,8 @@ impl Session {
                 if vector >= u32::from(VECTORS) {
                     return Err(Status::INVALID_FIELD);
                 }
-                ((queue.uncoalesced >> vector & 1) as u32 * (1 << 16) | vector, vector)
+                let is_uncoalesced = (queue.uncoalesced >> vector & 1) as u32;
+                (is_uncoalesced << 16 | vector, vector)
             }
             feature::WRITE_ATOMICITY => (queue.atomicity, 0),
             feature::ASYNC_EVENTS => (queue.async_events, 0),
@@ -577,6 +568,24 @@ impl Session {
             (queue.has_changed, queue.is_notified) = (false, false);
         }
         Ok(())
+    }
+}
+
+fn about<'a>(serial: &'a str, name: &'a str) -> About<'a> {
+    About {
+        serial,
+        model: "fairq",
+        name,
+        version: VERSION,
+        mdts: MDTS,
+        entries_max: ENTRIES,
+        namespaces: 1,
+        aborts: ABORTS,
+        event_requests: EVENT_REQUESTS as u8,
+        async_events: NAMESPACE_CHANGED,
+        admin_commands: DOORBELL_BUFFER,
+        commands: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY,
+        has_cache: true,
     }
 }
 

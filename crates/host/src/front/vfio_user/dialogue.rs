@@ -202,7 +202,7 @@ impl Session {
                 let (index, by_eventfd) = (request.word(8), 1);
                 match index {
                     MSIX => fields(request, 16, [16, by_eventfd, index, VECTORS.into()]),
-                    0..IRQ_COUNT => fields(request, 16, [16, 0, index, 0]),
+                    _ if index < IRQ_COUNT => fields(request, 16, [16, 0, index, 0]),
                     _ => Err(invalid("no such interrupt")),
                 }
             }
@@ -347,9 +347,12 @@ impl Session {
 
     fn set_vector(&mut self, vector: usize, file: Option<File>) {
         let call = file.map(|file| Arc::new(OwnedFd::from(file)));
-        for shard in 0..self.shards {
-            let (session, vector, call) = (self.number, vector as u16, call.clone());
-            (self.send)(shard, Message::Vector { session, vector, call });
+        let (session, number) = (self.number, vector as u16);
+        if self.admin.is_some() {
+            self.on_all(|reply| {
+                let call = call.clone();
+                Message::Vector { session, vector: number, call, reply }
+            });
         }
         self.vectors[vector] = call;
     }
@@ -445,7 +448,7 @@ fn region_info(request: &Command) -> Result<Vec<u8>, Refusal> {
     let (flags, size) = match index {
         BAR_0 => (is_readable_and_writable, pci_config::BAR as u32),
         CONFIG => (is_readable_and_writable, pci_config::BYTES as u32),
-        0..REGION_COUNT => (0, 0),
+        _ if index < REGION_COUNT => (0, 0),
         _ => return Err(invalid("no such region")),
     };
     fields(request, 32, [32, flags, index, 0, size, 0, 0, 0])

@@ -76,6 +76,8 @@ pub enum Message {
         session: u32,
         /// The weights.
         arbitration: Arbitration,
+        /// Dropped at the end.
+        reply: Sender<()>,
     },
     /// The doorbells are in the guest's memory.
     Shadow {
@@ -94,6 +96,8 @@ pub enum Message {
         vector: u16,
         /// The eventfd, if there is to be one.
         call: Option<Arc<OwnedFd>>,
+        /// Dropped at the end.
+        reply: Sender<()>,
     },
     /// A doorbell was rung while the session's group slept.
     Kick {
@@ -254,7 +258,7 @@ impl Front for VfioUserFront {
                     group.move_to(ring, &guest, reply);
                 }
             }
-            Message::Arbitration { session, arbitration } => {
+            Message::Arbitration { session, arbitration, reply: _reply } => {
                 if let Some(group) = self.of(session) {
                     group.set_arbitration(arbitration);
                 }
@@ -265,7 +269,7 @@ impl Front for VfioUserFront {
                 }
                 self.awake_of(session);
             }
-            Message::Vector { session, vector, call } => {
+            Message::Vector { session, vector, call, reply: _reply } => {
                 if let Some(group) = self.of(session) {
                     group.set_vector(ring, vector, call.as_ref());
                 }

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -251,15 +252,29 @@ impl Machine {
         if created != Status::SUCCESS { created } else { self.admin(create_sq).status }
     }
 
+    fn use_shadow(&mut self) {
+        let opcode = admin::DOORBELL_BUFFER_CONFIG;
+        let set = Sqe { opcode, data: [PAGES, PAGES + PAGE], ..Sqe::default() };
+        assert_eq!(self.admin(set).status, Status::SUCCESS);
+        self.shadow = true;
+    }
+
+    fn word(&self, at: u64) -> &AtomicU32 {
+        // SAFETY: aligned words of mapped memory, which both sides access by atomics.
+        unsafe { AtomicU32::from_ptr(self.memory.at(at, 4).unwrap().cast()) }
+    }
+
+    /// Writes a shadow doorbell; returns its old value.
+    fn set_shadow(&self, place: u32, value: u16) -> u16 {
+        self.word(PAGES + 4 * u64::from(place)).swap(value.into(), Ordering::SeqCst) as u16
+    }
+
     fn ring(&mut self, place: u32, value: u16) {
         if self.shadow {
             // Written, then compared with the event index, as a driver does.
-            let word = |page: u64| self.memory.at(page + 4 * u64::from(place), 4).unwrap();
-            // SAFETY: aligned words of mapped memory.
-            let [tail, event] = [PAGES, PAGES + PAGE]
-                .map(|page| unsafe { std::sync::atomic::AtomicU32::from_ptr(word(page).cast()) });
-            let old = tail.swap(value.into(), std::sync::atomic::Ordering::SeqCst) as u16;
-            let event = event.load(std::sync::atomic::Ordering::SeqCst) as u16;
+            let old = self.set_shadow(place, value);
+            let event =
+                self.word(PAGES + PAGE + 4 * u64::from(place)).load(Ordering::SeqCst) as u16;
             if value.wrapping_sub(event).wrapping_sub(1) >= value.wrapping_sub(old) {
                 return;
             }
@@ -510,10 +525,7 @@ fn many_commands_complete_once_each() {
         let host = Host::start(2, Poll::Auto);
         let mut machine = host.boot();
         if shadow {
-            let opcode = admin::DOORBELL_BUFFER_CONFIG;
-            let set = Sqe { opcode, data: [PAGES, PAGES + PAGE], ..Sqe::default() };
-            assert_eq!(machine.admin(set).status, Status::SUCCESS);
-            machine.shadow = true;
+            machine.use_shadow();
         }
         for pair in 0..4 {
             assert_eq!(machine.create(16, pair, 0), Status::SUCCESS);
@@ -693,27 +705,46 @@ fn strangers_hurt_only_themselves() {
     host.stop();
 }
 
-/// With weights of 9:3:1 and all queues full, commands are fetched in that proportion.
+/// Commands of three classes, all there before the first is fetched: they are carried out in the
+/// order of weighted round robin, as one completion queue shows.
 #[test]
 fn queues_have_classes_if_the_guest_wants_that() {
     let host = Host::start(2, Poll::Never);
     let mut machine = Machine::boot(host.connect(false), CC_WRR);
+    machine.use_shadow();
     let (opcode, cdw10) = (admin::SET_FEATURES, feature::ARBITRATION.into());
     let weights = Sqe { opcode, cdw10, cdw11: 8 << 24 | 2 << 16 | 7, ..Sqe::default() };
     assert_eq!(machine.admin(weights).status, Status::SUCCESS);
-    for qprio in [1, 2, 3] {
-        assert_eq!(machine.create(64, 0, qprio), Status::SUCCESS);
+    assert_eq!(machine.create(256, 0, 1), Status::SUCCESS);
+    for (id, qprio) in [(2, 2), (3, 3)] {
+        let at = machine.free;
+        machine.free += 16 << 10;
+        let (opcode, cdw10) = (admin::CREATE_SQ, 255 << 16 | id);
+        let cdw11 = 1 << 16 | qprio << 1 | 1;
+        let create = Sqe { opcode, cdw10, cdw11, data: [at, 0], ..Sqe::default() };
+        assert_eq!(machine.admin(create).status, Status::SUCCESS);
+        // Its completions go to the first one's queue; this place for them stays empty.
+        machine.pairs.push(pair(&machine.memory, id as u16, at, at + (8 << 20) / 4, 256));
     }
-    for pair in 0..3 {
-        for cid in 0..60 {
-            machine.push(pair, transfer(nvm::READ, cid, 0, 1, DATA));
+    let commands = 65;
+    for place in 0..3 {
+        let tails = (0..commands)
+            .map(|cid| machine.pairs[place].sq.push(&transfer(nvm::READ, cid, 0, 1, DATA)));
+        let tail = tails.last().unwrap();
+        machine.set_shadow(2 * (place as u32 + 1), tail);
+    }
+    // One write wakes the group, which finds all tails.
+    machine.client.set(register::DOORBELLS + 8, 65);
+    let mut fetched = [0u32; 3];
+    for turn in 1..=3 * u32::from(commands) {
+        let cqe = machine.pop(0);
+        assert_eq!(cqe.status, Status::SUCCESS);
+        fetched[usize::from(cqe.sqid) - 1] += 1;
+        if turn % 13 == 0 && turn <= 91 {
+            assert_eq!(fetched, [9, 3, 1].map(|share| share * turn / 13));
         }
     }
-    for pair in 0..3 {
-        for _ in 0..60 {
-            assert_eq!(machine.pop(pair).status, Status::SUCCESS);
-        }
-    }
+    assert_eq!(fetched, [65; 3]);
     drop(machine);
     host.stop();
 }
