@@ -1,7 +1,7 @@
 //! The sockets at which guests attach their disks (vhost-user, vfio-user).
 //!
-//! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.** A
-//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
+//! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.**
+//! A tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
 //! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and those of its
 //! keys `vhost-user` and `vfio-user`. They come and go with the tenant, whose addition
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy

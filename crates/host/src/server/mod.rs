@@ -149,18 +149,6 @@ pub struct Tenant {
     pub vfio_user: Option<PathBuf>,
 }
 
-impl Tenant {
-    /// Sets the path of its own socket of a kind.
-    fn set_socket(&mut self, kind: AttachmentKind, path: &Option<PathBuf>) {
-        match kind {
-            AttachmentKind::VhostUser => self.vhost_user.clone_from(path),
-            AttachmentKind::VfioUser => self.vfio_user.clone_from(path),
-            // Block devices have no socket.
-            AttachmentKind::Ublk => {}
-        }
-    }
-}
-
 /// The tenant of clients that name no export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DefaultTenant {

@@ -18,8 +18,8 @@ use crate::server::control_thread::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
-    ServerError, Tenant, TenantList,
+    AdminError, AttachmentKind, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD,
+    Server, ServerError, Tenant, TenantList,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -66,6 +66,18 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
         if cut_off {
             server.sessions.hang_up(flow);
             server.controllers.hang_up(flow);
+        }
+    }
+}
+
+impl Tenant {
+    /// Sets the path of its own socket of a kind.
+    fn set_socket(&mut self, kind: AttachmentKind, path: &Option<std::path::PathBuf>) {
+        match kind {
+            AttachmentKind::VhostUser => self.vhost_user.clone_from(path),
+            AttachmentKind::VfioUser => self.vfio_user.clone_from(path),
+            // Block devices have no socket.
+            AttachmentKind::Ublk => {}
         }
     }
 }

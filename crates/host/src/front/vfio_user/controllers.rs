@@ -1,4 +1,5 @@
-//! The controllers of a server: started when a client connects, and reached by their tenants' flows.
+//! The controllers of a server: started when a client connects, and reached by the flows of their
+//! tenants.
 
 use std::io;
 use std::os::unix::net::UnixStream;

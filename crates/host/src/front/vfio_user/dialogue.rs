@@ -9,9 +9,9 @@
 //! then no command can have data there. The reply to a removal comes when no command has memory of
 //! a generation with the region. A command's wait in the scheduler therefore delays the reply.
 //!
-//! **Files.** Doorbells are writes of a region, since a mapped page of doorbells gives no sign, and a
-//! server that may sleep would have to read it for ever. A guest that sends many commands spares the
-//! writes by shadow doorbells, which lie in its own memory.
+//! **Doorbells** are writes of a region. A page of doorbells that the client maps would give no
+//! sign, and a server that may sleep would have to read it for ever. A guest that sends many
+//! commands spares the writes by shadow doorbells, which lie in its own memory.
 
 use std::fs::File;
 use std::io;
@@ -272,7 +272,7 @@ impl Session {
             Some(file) if request.files.is_empty() && flags & WRITEABLE != 0 => {
                 let plan = Plan { guest: address, size, user: address, offset };
                 let guest = self.guest.with(plan, file)?;
-                self.move_to(guest);
+                self.move_to(guest, false);
             }
             _ if self.blind.len() == REGIONS => return Err(MapError::TooMany.into()),
             _ => self.blind.push((address, size)),
@@ -287,24 +287,28 @@ impl Session {
         }
         if flags & UNMAP_ALL != 0 {
             self.blind.clear();
-            self.move_to(Guest::default());
+            self.move_to(Guest::default(), true);
         } else if let Some(place) = self.blind.iter().position(|&one| one == (address, size)) {
             self.blind.remove(place);
         } else {
             let plan = Plan { guest: address, size, user: address, offset: 0 };
             let guest = self.guest.without(&plan);
-            self.move_to(guest.map_err(|_| Refusal::Because("no such memory", libc::ENOENT))?);
+            let guest = guest.map_err(|_| Refusal::Because("no such memory", libc::ENOENT))?;
+            self.move_to(guest, true);
         }
         Ok(request.body[..24].to_vec())
     }
 
-    /// Makes the queues go on in another generation of the memory, and waits until no command has
-    /// memory of an earlier one.
-    fn move_to(&mut self, guest: Guest) {
+    /// Makes the queues go on in another generation of the memory. After a removal, waits until no
+    /// command has memory of an earlier one.
+    fn move_to(&mut self, guest: Guest, is_removal: bool) {
         self.guest = Arc::new(guest);
         if self.admin.is_some() {
             let (session, guest) = (self.number, &self.guest);
-            self.on_all(|reply| Message::Memory { session, guest: guest.clone(), reply });
+            self.on_all(|reply| {
+                let guest = guest.clone();
+                Message::Memory { session, guest, is_removal, reply }
+            });
         }
     }
 

@@ -1,7 +1,7 @@
 //! Messages of the vfio-user protocol on a socket.
 //!
-//! A message is a header of 16 bytes (identifier, command, size of the whole, flags, errno), a body,
-//! and files that come with the header. All numbers have the machine's byte order.
+//! A message is a header of 16 bytes (identifier, command, size of the whole, flags, errno), a
+//! body, and files that come with the header. All numbers have the machine's byte order.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -20,8 +20,8 @@
 //! | `queue_groups` | the front end of a shard |
 //!
 //! The guest and its virtual machine monitor are strangers. Their memory may change at any time, so
-//! each entry is copied once and the copy is checked, and no Rust reference points into it. Anything
-//! that is against the rules fails the controller of this guest, and of no other.
+//! each entry is copied once and the copy is checked, and no Rust reference points into it.
+//! Anything that is against the rules fails the controller of this guest, and of no other.
 
 mod admin_queue;
 pub mod bridge;

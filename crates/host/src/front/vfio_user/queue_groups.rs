@@ -1,9 +1,9 @@
 //! The vfio-user front end of a shard: a group of queues for each controller that has some here.
 //!
-//! **Kicks and polling.** A group is *awake* from a kick until the shard is about to sleep: each turn
-//! of the shard reads its doorbells. Before the shard sleeps it polls the awake groups for a while
-//! ([`Front::polls_ns`]), which spares the guest's commands a wake-up; the time adapts to what that
-//! brings (`poll = auto`). Then the groups sleep, after their doorbells were read once more
+//! **Kicks and polling.** A group is *awake* from a kick until the shard is about to sleep: each
+//! turn of the shard reads its doorbells. Before the shard sleeps it polls the awake groups for a
+//! while ([`Front::polls_ns`]), which spares the guest's commands a wake-up; the time adapts to what
+//! that brings (`poll = auto`). Then the groups sleep, after their doorbells were read once more
 //! ([`Front::rest`]).
 
 use std::os::fd::OwnedFd;
@@ -67,7 +67,10 @@ pub enum Message {
         session: u32,
         /// The memory.
         guest: Arc<Guest>,
-        /// Dropped when no command has memory of an earlier generation.
+        /// Whether memory was removed: `reply` is then dropped when no command has memory of an
+        /// earlier generation, and else at once.
+        is_removal: bool,
+        /// See `is_removal`.
         reply: Sender<()>,
     },
     /// The weights of the session's classes.
@@ -253,9 +256,9 @@ impl Front for VfioUserFront {
                     group.remove_cq(id);
                 }
             }
-            Message::Memory { session, guest, reply } => {
+            Message::Memory { session, guest, is_removal, reply } => {
                 if let Some(group) = self.of(session) {
-                    group.move_to(ring, &guest, reply);
+                    group.move_to(ring, &guest, is_removal.then_some(reply));
                 }
             }
             Message::Arbitration { session, arbitration, reply: _reply } => {

@@ -726,6 +726,16 @@ fn queues_have_classes_if_the_guest_wants_that() {
         // Its completions go to the first one's queue; this place for them stays empty.
         machine.pairs.push(pair(&machine.memory, id as u16, at, at + (8 << 20) / 4, 256));
     }
+    // The group sleeps: it has written its event indexes, and has taken a message after that.
+    let event = |machine: &Machine| PAGES + PAGE + 4 * 2 * machine.pairs.len() as u64;
+    machine.word(event(&machine)).store(99, Ordering::SeqCst);
+    machine.client.set(register::DOORBELLS + 8, 0);
+    let since = Instant::now();
+    while machine.word(event(&machine)).load(Ordering::SeqCst) != 0 {
+        assert!(since.elapsed() < PATIENCE, "the group does not sleep");
+        std::thread::yield_now();
+    }
+    assert_eq!(machine.admin(weights).status, Status::SUCCESS);
     let commands = 65;
     for place in 0..3 {
         let tails = (0..commands)

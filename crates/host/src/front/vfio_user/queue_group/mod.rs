@@ -10,113 +10,51 @@
 //! doorbells). An *awake* group reads them in each turn. Before it sleeps it notes that, and reads
 //! them once more; the next doorbell then kicks it.
 //!
-//! **States.** An *open* group takes commands. A *draining* one takes none and answers those that it
-//! has; a *detached* one, whose tenant was removed, fails those that are not submitted, too. A *dead*
-//! one answers nothing: its client has gone, or its guest has broken the rules. It stays until the
-//! device has returned the guest's memory.
+//! **States.** An *open* group takes commands. A *draining* one takes none and answers those that
+//! it has; a *detached* one, whose tenant was removed, fails those that are not submitted, too. A
+//! *dead* one answers nothing: its client has gone, or its guest has broken the rules. It stays
+//! until the device has returned the guest's memory.
 //!
 //! **Bounds.** A group has [`QUEUE_TAGS`] orders, and as many commands, for each of its submission
-//! queues. A command has at most 1 MiB of data, in at most 513 stretches.
+//! queues, and at most 32 commands under weighted round robin. A command has at most 1 MiB of data,
+//! in at most 513 stretches.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::Sender;
 
 use fairq_core::{Class, FlowId, Op, Port};
 use fairq_device::{Arbiter, Arbitration, Mechanism, QueueIndex};
-use io_uring::{opcode, squeue, types};
-use thiserror::Error;
 
 use crate::device::Device;
-use crate::device::nvme::queue::{CqTail, Entries, SqHead};
-use crate::device::nvme::spec::{CQE, Cqe, LBA_SHIFT, SQE, Sqe, Status};
+use crate::device::nvme::queue::{CqTail, SqHead};
+use crate::device::nvme::spec::{Cqe, LBA_SHIFT, Sqe, Status};
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
-use crate::front::guest_memory::{self, Guest, Outside, read16};
+use crate::front::guest_memory::{Guest, Outside};
 use crate::front::vfio_user::bridge::{Bridge, QUEUES};
 use crate::front::vfio_user::decode::{self, Decoded, Kind};
-use crate::io::memory::{Memory, Region};
-use crate::io::ring::{Asker, Ring, UserData};
-use crate::observe::log_limit::STRANGERS;
+use crate::io::memory::Memory;
+use crate::io::ring::Ring;
 use crate::shard::fence::{Client, Reach};
 use crate::shard::path::{DataPath, Finished};
-use crate::shard::request::{Cursor, PIECE, Request as Orders};
+use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
-/// The bytes that an eventfd takes for one event.
-static ONE: u64 = 1;
+use buffered::Buffer;
+use guest_ring::Fault;
 
-/// The rule that a guest has broken, so that its controller fails.
-#[derive(Debug, Error)]
-pub(super) enum Fault {
-    #[error("a queue: {0}")]
-    Queue(#[from] Outside),
-    #[error("the file of a region of memory has become shorter")]
-    Shrunk,
-}
+pub(super) use endings::signal;
+pub(super) use guest_ring::GuestRing;
 
-/// The memory of a queue: an address of the guest, and the number of entries.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GuestRing {
-    pub(super) address: u64,
-    pub(super) size: u16,
-}
+mod buffered;
+mod doorbells;
+mod endings;
+mod guest_ring;
 
-impl Entries for GuestRing {
-    #[inline]
-    fn size(&self) -> u16 {
-        self.size
-    }
-}
-
-impl GuestRing {
-    /// Copies a submission entry.
-    #[inline]
-    pub(super) fn read(self, guest: &Guest, index: u16) -> Result<Sqe, Outside> {
-        let at = self.address.wrapping_add(u64::from(index) * SQE as u64);
-        let from = guest.at(at, SQE as u64)?;
-        let mut words = [0; SQE / 8];
-        for (pair, to) in words.chunks_exact_mut(2).enumerate() {
-            // SAFETY: the generation has just resolved these bytes, and is mapped.
-            to.copy_from_slice(&unsafe { read16(from.add(16 * pair)) });
-        }
-        Ok(Sqe::from_words(words))
-    }
-
-    /// Writes a completion entry; its phase comes last.
-    #[inline]
-    pub(super) fn write(
-        self,
-        guest: &Guest,
-        (index, phase): (u16, bool),
-        cqe: Cqe,
-    ) -> Result<(), Outside> {
-        let at = self.address.wrapping_add(u64::from(index) * CQE as u64);
-        let outside = Outside { address: at, length: CQE as u64 };
-        let to = guest.at(at, CQE as u64)?.cast::<u64>();
-        if !to.is_aligned() {
-            return Err(outside);
-        }
-        let [first, second] = cqe.to_words(phase);
-        // SAFETY: mapped, as above, and aligned; the guest reads it from outside the process.
-        unsafe {
-            AtomicU64::from_ptr(to).store(first, Ordering::Relaxed);
-            AtomicU64::from_ptr(to.add(1)).store(second, Ordering::Release);
-        }
-        Ok(())
-    }
-}
-
-/// A word of the guest's memory.
-fn shadow(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
-    let at = guest.at(address, 4)?.cast::<u32>();
-    if !at.is_aligned() {
-        return Err(Outside { address, length: 4 });
-    }
-    // SAFETY: mapped as long as the generation, and aligned; all access is atomic.
-    Ok(unsafe { AtomicU32::from_ptr(at) })
-}
+/// The most commands that are fetched and not completed under weighted round robin. The others wait
+/// in their queues, where the arbiter decides.
+const WINDOW: usize = 32;
 
 /// A completion queue to serve.
 pub struct NewCq {
@@ -233,24 +171,7 @@ struct Old {
     commands: u32,
     _guest: Arc<Guest>,
     /// The session that waits for the end of these commands.
-    _moved: Sender<()>,
-}
-
-/// The memory for commands whose data do not go to the guest: 64 KiB of the disk's, and as many of
-/// the guest's.
-struct Buffer {
-    region: Region,
-    /// The command that uses it, and the ones that wait.
-    user: Option<u16>,
-    waiting: VecDeque<u16>,
-}
-
-impl Buffer {
-    fn half(&self, index: usize) -> Memory {
-        let (start, _) = self.region.head(usize::MAX);
-        let address = start.wrapping_add(index * PIECE as usize);
-        Memory { address, length: PIECE, fixed: None }
-    }
+    _moved: Option<Sender<()>>,
 }
 
 /// The queues of a controller on a shard.
@@ -273,6 +194,8 @@ pub struct QueueGroup {
     /// The identifiers of its submission queues.
     active: Vec<u16>,
     arbiter: Arbiter,
+    /// The most commands at a time.
+    window: usize,
     commands: Vec<Command>,
     free: Vec<u16>,
     orders: u32,
@@ -315,6 +238,10 @@ impl QueueGroup {
             cqs: (0..=QUEUES).map(|_| None).collect(),
             active: Vec::with_capacity(QUEUES),
             arbiter: Arbiter::new(new.mechanism, QUEUES + 1, new.arbitration),
+            window: match new.mechanism {
+                Mechanism::RoundRobin => usize::MAX,
+                Mechanism::Weighted => WINDOW,
+            },
             commands: Vec::new(),
             free: Vec::new(),
             orders: 0,
@@ -436,167 +363,6 @@ impl QueueGroup {
         self.shadow = Some(shadow);
     }
 
-    // Doorbells, and polling.
-
-    #[inline]
-    fn tail(&self, sqid: u16) -> Result<u32, Outside> {
-        match self.shadow {
-            None => Ok(self.bridge.tail(sqid)),
-            Some([tails, _]) => {
-                let address = tails.wrapping_add(8 * u64::from(sqid));
-                Ok(shadow(&self.guest, address)?.load(Ordering::Acquire))
-            }
-        }
-    }
-
-    fn head(&self, cqid: u16) -> Result<u32, Outside> {
-        match self.shadow {
-            None => Ok(self.bridge.head(cqid)),
-            Some([heads, _]) => {
-                let address = heads.wrapping_add(8 * u64::from(cqid) + 4);
-                Ok(shadow(&self.guest, address)?.load(Ordering::SeqCst))
-            }
-        }
-    }
-
-    /// Has the guest write the doorbell at this place when it passes `value`.
-    fn want_event(&self, place: u64, value: u16) -> Result<(), Outside> {
-        if let Some([_, events]) = self.shadow {
-            let address = events.wrapping_add(4 * place);
-            shadow(&self.guest, address)?.store(value.into(), Ordering::SeqCst);
-        }
-        Ok(())
-    }
-
-    /// Reads the doorbells, and gives the arbiter the commands for whose completions there is room.
-    #[inline]
-    fn see(&mut self) -> Result<(), Fault> {
-        let was_crowded = std::mem::replace(&mut self.is_crowded, false);
-        for place in 0..self.active.len() {
-            let id = self.active[place];
-            let tail = self.tail(id)?;
-            let Some(sq) = self.sqs[usize::from(id)].as_mut() else { continue };
-            sq.ring.held += sq.ring.see(tail);
-            if sq.ring.held > 0 {
-                self.admit(id)?;
-            }
-        }
-        if was_crowded && !self.is_crowded {
-            self.bridge.set_crowded(self.shard, false);
-        }
-        Ok(())
-    }
-
-    fn admit(&mut self, id: u16) -> Result<(), Fault> {
-        let Some(sq) = self.sqs[usize::from(id)].as_mut() else { return Ok(()) };
-        let (cqid, held) = (sq.ring.cqid, sq.ring.held);
-        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else { return Ok(()) };
-        let mut granted = cq.ring.reserve(held);
-        if granted < held {
-            granted += self.admit_after(cqid, held - granted)?;
-        }
-        if let Some(sq) = self.sqs[usize::from(id)].as_mut() {
-            sq.ring.held -= granted;
-            self.arbiter.post(QueueIndex(id), granted);
-        }
-        Ok(())
-    }
-
-    /// The number of commands for which a completion queue has room after the guest has read it.
-    #[cold]
-    fn admit_after(&mut self, cqid: u16, held: u32) -> Result<u32, Fault> {
-        let mut granted = 0;
-        for pass in 0..2 {
-            let head = self.head(cqid)?;
-            let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else { break };
-            cq.ring.see(head);
-            granted += cq.ring.reserve(held - granted);
-            if granted == held || pass > 0 {
-                break;
-            }
-            // Noted, and then read once more: the next head kicks the group.
-            self.is_crowded = true;
-            self.bridge.set_crowded(self.shard, true);
-            self.want_event(2 * u64::from(cqid) + 1, head as u16)?;
-        }
-        Ok(granted)
-    }
-
-    fn takes_commands(&self) -> bool {
-        self.state == State::Open
-    }
-
-    /// Reads the doorbells in each turn from now on. True if it did not.
-    pub fn awake(&mut self) -> bool {
-        if std::mem::replace(&mut self.is_awake, true) {
-            return false;
-        }
-        self.bridge.set_asleep(self.shard, false);
-        true
-    }
-
-    /// Waits for kicks from now on; false if there is a command already.
-    pub fn sleep(&mut self) -> bool {
-        if self.takes_commands() {
-            self.bridge.set_asleep(self.shard, true);
-            if let Err(outside) = self.want_events() {
-                self.fail(outside.into());
-            }
-            fence(Ordering::SeqCst);
-            if self.has_news() {
-                self.bridge.set_asleep(self.shard, false);
-                return false;
-            }
-        }
-        self.is_awake = false;
-        true
-    }
-
-    fn want_events(&self) -> Result<(), Outside> {
-        if self.shadow.is_none() {
-            return Ok(());
-        }
-        self.active.iter().try_for_each(|&id| {
-            let tail = self.sq(id).map_or(0, |sq| sq.ring.tail());
-            self.want_event(2 * u64::from(id), tail)
-        })
-    }
-
-    /// Whether there is a command that it would take.
-    #[inline]
-    pub fn has_news(&mut self) -> bool {
-        if !self.takes_more() {
-            return false;
-        }
-        if let Err(fault) = self.see() {
-            self.fail(fault);
-        }
-        self.takes_commands() && self.arbiter.has_commands()
-    }
-
-    /// Whether it would take another command now.
-    #[inline]
-    pub fn takes_more(&self) -> bool {
-        self.takes_commands() && !self.is_blocked()
-    }
-
-    /// Whether it goes on with a completion, and not with a kick.
-    #[inline]
-    pub fn is_blocked(&self) -> bool {
-        !self.to_submit.is_empty() || self.is_full() || self.free.is_empty()
-    }
-
-    fn is_full(&self) -> bool {
-        self.orders as usize >= self.commands.len()
-    }
-
-    /// Whether it has orders to submit and does not wait for its turn yet; it does then.
-    #[inline]
-    pub fn wants_turn(&mut self) -> bool {
-        let has_some = !self.is_full() && (!self.to_submit.is_empty() || self.has_news());
-        has_some && !std::mem::replace(&mut self.has_turn, true)
-    }
-
     // Commands.
 
     /// Submits at most so many orders. Returns their number, and whether it waits for another turn.
@@ -629,7 +395,7 @@ impl QueueGroup {
             self.hang_up();
         }
         while self.to_submit.is_empty() {
-            if self.free.is_empty() || !self.has_news() {
+            if self.has_all() || !self.has_news() {
                 return false;
             }
             if let Err(fault) = self.fetch() {
@@ -774,8 +540,8 @@ impl QueueGroup {
         };
         let cookie = u64::from(self.index) << 16 | u64::from(place);
         let submitted = match part.order(&self.volume, first, cookie) {
-            // SAFETY: the memory is mapped until the last command of its generation has ended, which
-            // this one has not before its orders have; so is the group's buffer.
+            // SAFETY: the memory is mapped until the last command of its generation has ended,
+            // which this one has not before its orders have; so is the group's buffer.
             Ok(order) => unsafe { path.submit(now_ns, ring, &order, rest) }.is_ok(),
             Err(error) => {
                 command.orders.fail(error.errno());
@@ -873,244 +639,6 @@ impl QueueGroup {
             old.commands > 0
         });
     }
-
-    // Commands of several steps.
-
-    /// Begins the next step of a command whose orders have succeeded. False if there is none.
-    fn goes_on(&mut self, place: u16) -> bool {
-        let command = &mut self.commands[usize::from(place)];
-        if let Some((offset, length)) = command.ranges.pop() {
-            command.orders = orders(command.op, offset, length, command.fua, false);
-            self.queue(place);
-            return true;
-        }
-        if !command.is_buffered() {
-            return false;
-        }
-        let length = (command.length - command.done).min(PIECE.into());
-        if command.kind == Kind::Compare
-            && let Some(buffer) = &self.buffer
-        {
-            let [disk, guest] = [0, 1].map(|half| buffer.half(half).address);
-            let length = length as usize;
-            // SAFETY: both halves are this group's, and no order has them now; the command's memory
-            // is mapped until it ends.
-            let is_same = unsafe {
-                let guest = std::slice::from_raw_parts_mut(guest, length);
-                guest_memory::read(&command.data, command.done, guest);
-                std::slice::from_raw_parts(disk, length) == guest
-            };
-            if !is_same {
-                command.status = Status::COMPARE_FAILURE;
-                return false;
-            }
-        }
-        command.done += length;
-        if command.done == command.length {
-            return false;
-        }
-        self.read_piece(place);
-        true
-    }
-
-    /// Reads the next piece of a command into the buffer.
-    fn read_piece(&mut self, place: u16) {
-        let command = &mut self.commands[usize::from(place)];
-        let length = (command.length - command.done).min(PIECE.into());
-        command.orders = Orders::new(Op::Read, command.offset + command.done, length);
-        self.queue(place);
-    }
-
-    /// Begins a command that needs the buffer, when that is free.
-    fn begin_buffered(&mut self, place: u16) {
-        if self.buffer.is_none() {
-            let Ok(region) = Region::map(2 * PIECE as usize) else {
-                let command = &mut self.commands[usize::from(place)];
-                (command.status, command.kind) = (Status::INTERNAL, Kind::Advice);
-                command.orders = Orders::void();
-                return self.queue(place);
-            };
-            self.buffer = Some(Buffer { region, user: None, waiting: VecDeque::new() });
-        }
-        let Some(buffer) = &mut self.buffer else { return };
-        match buffer.user {
-            Some(_) => buffer.waiting.push_back(place),
-            None => {
-                buffer.user = Some(place);
-                self.read_piece(place);
-            }
-        }
-    }
-
-    /// The buffer is the next command's.
-    fn end_buffered(&mut self, place: u16) {
-        let Some(buffer) = self.buffer.as_mut().filter(|buffer| buffer.user == Some(place)) else {
-            return;
-        };
-        buffer.user = buffer.waiting.pop_front();
-        if let Some(next) = buffer.user {
-            self.read_piece(next);
-        }
-    }
-
-    // Changes.
-
-    /// Calls the guest for the completions that it has got.
-    pub fn flush(&mut self, ring: &mut Ring) {
-        if std::mem::take(&mut self.has_posted) && !self.is_dead() {
-            for cq in self.cqs.iter_mut().flatten() {
-                if std::mem::take(&mut cq.has_posted) && cq.ring.vector.is_some() {
-                    signal(ring, cq.call.as_deref());
-                }
-            }
-            if self.guest.is_broken() {
-                self.fail(Fault::Shrunk);
-            }
-        }
-        if self.bridge.has_failed() {
-            self.hang_up();
-        }
-    }
-
-    /// Interrupts by another eventfd.
-    pub fn set_vector(&mut self, ring: &mut Ring, vector: u16, call: Option<&Arc<OwnedFd>>) {
-        for cq in self.cqs.iter_mut().flatten().filter(|cq| cq.ring.vector == Some(vector)) {
-            // The kernel has the old file before it is closed.
-            ring.enter(0, None);
-            cq.call = call.cloned();
-            // An interrupt on the old file may have been missed.
-            signal(ring, cq.call.as_deref());
-        }
-    }
-
-    /// Goes on in another generation of the guest's memory; drops `moved` when no command has
-    /// memory of the one before.
-    pub fn move_to(&mut self, ring: &mut Ring, guest: &Arc<Guest>, moved: Sender<()>) {
-        self.flush(ring);
-        let old = std::mem::replace(&mut self.guest, guest.clone());
-        if self.of_generation > 0 {
-            let (number, commands) = (self.generation, self.of_generation);
-            self.old.push(Old { number, commands, _guest: old, _moved: moved });
-        }
-        (self.generation, self.of_generation) = (self.generation.wrapping_add(1), 0);
-    }
-
-    /// The guest's controller fails: this group now, and the others when they see it.
-    fn fail(&mut self, fault: Fault) {
-        if STRANGERS.allows() {
-            tracing::warn!(
-                disk = self.bridge.name(), %fault,
-                "a guest breaks the rules of NVMe: its controller has failed until it is reset"
-            );
-        }
-        self.bridge.fail();
-        self.hang_up();
-    }
-
-    /// Takes nothing more. One whose controller has failed has nothing to answer, and ends.
-    pub fn drain(&mut self) {
-        match self.state {
-            State::Open => self.state = State::Draining,
-            State::Dead => self.is_given_up = true,
-            State::Draining | State::Detached => {}
-        }
-    }
-
-    /// Its tenant was removed: fails what is not submitted, and ends the session.
-    pub fn detach(&mut self) {
-        match self.state {
-            State::Open | State::Draining => self.state = State::Detached,
-            State::Dead => self.is_given_up = true,
-            State::Detached => {}
-        }
-    }
-
-    /// Answers nothing more, and ends its session.
-    pub fn give_up(&mut self) {
-        self.is_given_up = true;
-        self.hang_up();
-    }
-
-    /// Answers nothing more. `reply` is dropped when the device has no order of it.
-    pub fn close(&mut self, reply: &Sender<()>) {
-        self.closing.push(reply.clone());
-        self.hang_up();
-    }
-
-    /// Answers nothing more. A group whose controller has failed stays until it is closed.
-    fn hang_up(&mut self) {
-        if self.state == State::Dead {
-            return;
-        }
-        self.state = State::Dead;
-        if self.client.end() {
-            for (place, command) in (0..).zip(&self.commands) {
-                if command.is_busy
-                    && command.is_change
-                    && let Some(reach) = command.reach
-                {
-                    self.client.leave(u32::from(self.index) << 16 | place, reach);
-                }
-            }
-        }
-        if let Some(buffer) = &mut self.buffer {
-            self.to_submit.extend(buffer.waiting.drain(..));
-        }
-        // Orders that are not submitted end here; the front end cancels those that the policy has.
-        while let Some(place) = self.to_submit.pop_front() {
-            if let Some(command) = self.commands.get_mut(usize::from(place)) {
-                command.is_queued = false;
-                command.orders.fail(libc::ECANCELED);
-            }
-            self.answer(place);
-        }
-    }
-
-    /// The range has this many bytes.
-    pub fn resize(&mut self, size: u64) {
-        self.volume.size = size;
-    }
-
-    /// A second has passed.
-    pub fn second(&mut self) {
-        if self.guest.is_broken() && !self.is_dead() {
-            self.fail(Fault::Shrunk);
-        }
-        if !self.is_behind {
-            return;
-        }
-        self.behind_s = self.behind_s.saturating_add(1);
-        if self.behind_s > self.client.patience_s()
-            && let Some(&place) = self.to_submit.front()
-            && let Some(command) = self.commands.get_mut(usize::from(place))
-        {
-            tracing::error!(
-                disk = self.bridge.name(),
-                "a request fails: writes of an earlier client of the tenant to the same bytes have \
-                 not ended, and would land after it; see to the storage"
-            );
-            (command.reach, self.is_behind, self.behind_s) = (None, false, 0);
-            command.orders.fail(libc::EIO);
-        }
-    }
-
-    /// Whether nothing is left to do; it may then be dropped.
-    pub fn has_ended(&mut self, ring: &mut Ring) -> bool {
-        let is_over = match self.state {
-            State::Open => false,
-            State::Draining | State::Detached => true,
-            State::Dead => !self.closing.is_empty() || self.is_given_up,
-        };
-        if !is_over || self.free.len() < self.commands.len() {
-            return false;
-        }
-        // The kernel has the files of interrupts before they are closed.
-        ring.enter(0, None);
-        if self.closing.is_empty() {
-            self.bridge.hang_up();
-        }
-        true
-    }
 }
 
 /// The orders of a command's range.
@@ -1118,14 +646,4 @@ fn orders(op: Op, offset: u64, length: u64, fua: bool, no_hole: bool) -> Orders 
     let mut orders = Orders::new(op, offset, length);
     (orders.fua, orders.no_hole) = (fua, no_hole);
     orders
-}
-
-/// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.
-pub(super) fn signal(ring: &mut Ring, file: Option<&OwnedFd>) {
-    let Some(file) = file else { return };
-    let fd = types::Fd(file.as_raw_fd());
-    let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
-    let write = write.flags(squeue::Flags::SKIP_SUCCESS);
-    // SAFETY: the bytes are a constant.
-    unsafe { ring.push(write, UserData { asker: Asker::VfioUser, value: 0 }) };
 }
