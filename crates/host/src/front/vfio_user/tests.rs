@@ -706,7 +706,8 @@ fn strangers_hurt_only_themselves() {
 }
 
 /// Commands of three classes, all there before the first is fetched: they are carried out in the
-/// order of weighted round robin, as one completion queue shows.
+/// order of weighted round robin, as one completion queue shows; the ones that end together, at most
+/// a batch of the shard, are answered in any order.
 #[test]
 fn queues_have_classes_if_the_guest_wants_that() {
     let host = Host::start(2, Poll::Never);
@@ -715,7 +716,7 @@ fn queues_have_classes_if_the_guest_wants_that() {
     let (opcode, cdw10) = (admin::SET_FEATURES, feature::ARBITRATION.into());
     let weights = Sqe { opcode, cdw10, cdw11: 8 << 24 | 2 << 16 | 7, ..Sqe::default() };
     assert_eq!(machine.admin(weights).status, Status::SUCCESS);
-    assert_eq!(machine.create(256, 0, 1), Status::SUCCESS);
+    assert_eq!(machine.create(1024, 0, 1), Status::SUCCESS);
     for (id, qprio) in [(2, 2), (3, 3)] {
         let at = machine.free;
         machine.free += 16 << 10;
@@ -736,7 +737,7 @@ fn queues_have_classes_if_the_guest_wants_that() {
         std::thread::yield_now();
     }
     assert_eq!(machine.admin(weights).status, Status::SUCCESS);
-    let commands = 65;
+    let commands = 255;
     for place in 0..3 {
         let tails = (0..commands)
             .map(|cid| machine.pairs[place].sq.push(&transfer(nvm::READ, cid, 0, 1, DATA)));
@@ -744,17 +745,19 @@ fn queues_have_classes_if_the_guest_wants_that() {
         machine.set_shadow(2 * (place as u32 + 1), tail);
     }
     // One write wakes the group, which finds all tails.
-    machine.client.set(register::DOORBELLS + 8, 65);
+    machine.client.set(register::DOORBELLS + 8, commands.into());
     let mut fetched = [0u32; 3];
     for turn in 1..=3 * u32::from(commands) {
         let cqe = machine.pop(0);
         assert_eq!(cqe.status, Status::SUCCESS);
         fetched[usize::from(cqe.sqid) - 1] += 1;
-        if turn % 13 == 0 && turn <= 91 {
-            assert_eq!(fetched, [9, 3, 1].map(|share| share * turn / 13));
+        if turn <= 13 * 28 {
+            for (fetched, share) in fetched.iter().zip([9, 3, 1]) {
+                assert!(fetched.abs_diff(share * turn / 13) <= 12, "{fetched} of {turn}");
+            }
         }
     }
-    assert_eq!(fetched, [65; 3]);
+    assert_eq!(fetched, [255; 3]);
     drop(machine);
     host.stop();
 }
