@@ -2,9 +2,9 @@
 //!
 //! **Kicks and polling.** A group is *awake* from a kick until the shard is about to sleep: each
 //! turn of the shard reads its doorbells. Before the shard sleeps it polls the awake groups for a
-//! while ([`Front::polls_ns`]), which spares the guest's commands a wake-up; the time adapts to what
-//! that brings (`poll = auto`). Then the groups sleep, after their doorbells were read once more
-//! ([`Front::rest`]).
+//! while ([`Front::polls_ns`]), which spares the guest's commands a wake-up; the time adapts to
+//! what that brings (`poll = auto`). Then the groups sleep, after their doorbells were read once
+//! more ([`Front::rest`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

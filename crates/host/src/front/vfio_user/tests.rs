@@ -706,8 +706,8 @@ fn strangers_hurt_only_themselves() {
 }
 
 /// Commands of three classes, all there before the first is fetched: they are carried out in the
-/// order of weighted round robin, as one completion queue shows; the ones that end together, at most
-/// a batch of the shard, are answered in any order.
+/// order of weighted round robin, as one completion queue shows; the ones that end together, at
+/// most a batch of the shard, are answered in any order.
 #[test]
 fn queues_have_classes_if_the_guest_wants_that() {
     let host = Host::start(2, Poll::Never);
