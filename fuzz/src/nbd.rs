@@ -37,9 +37,9 @@ pub fn handshake(data: &[u8]) {
     play(Setting { tls: first & 3, has_default: first & 4 != 0, step }, script);
 }
 
-/// Plays a script to a server. Whatever it is, the handshake ends; every option that was read in
-/// full has one final answer, in order; nothing opens that must not; and the bytes after the last
-/// option are not touched.
+/// Plays a script to a server. For any input the handshake ends; every option that was read in full
+/// has one final answer, in order; no forbidden export opens; and the bytes after the last option
+/// are not read.
 pub fn play(setting: Setting, script: &[u8]) {
     let exports = exports(setting.has_default);
     let tls = match setting.tls {
@@ -77,7 +77,7 @@ pub fn play(setting: Setting, script: &[u8]) {
                 .iter()
                 .position(|found| *found == (opt::STARTTLS, 0))
                 .expect("it was asked for");
-            // What the client sent after it went to TLS, whatever it was.
+            // All bytes that the client sent after it went to TLS.
             expected.truncate(start + 1);
         }
         Ok(Outcome::Transmission { negotiated, stream }) => {

@@ -21,8 +21,8 @@ const SQE: usize = 64;
 ///   1  an entry of I/O queue `where`      3  memory: the 64 bytes, at 64 times the first two
 /// ```
 ///
-/// An entry of an I/O queue goes to the memory at which the seeds create that queue. Whatever they
-/// are, nothing panics, and a reset ends in a controller that works.
+/// An entry of an I/O queue goes to the memory at which the seeds create that queue. For any values
+/// nothing panics, and a reset ends in a controller that works.
 pub fn controller(data: &[u8]) {
     let options = Options {
         namespaces: Arc::new(vec![1 << 30, 1 << 20].into()),

@@ -9,8 +9,8 @@ use fairq_sim::scenario::{Access, Arrivals, Burst, Faults, Job, Replay, Scenario
 use fairq_sim::trace::{Format, LARGEST, Trace};
 use fairq_sim::{Machine, swarm};
 
-/// A trace: the first byte says in which format, and whether only one volume counts. What is read
-/// makes sense: times do not go back, each request has a length and an end.
+/// A trace: the first byte says in which format, and whether only one volume counts. The parsed
+/// trace is consistent: times do not go back, each request has a length and an end.
 pub(crate) fn trace(data: &[u8]) {
     let Some((&first, text)) = data.split_first() else { return };
     let (_, format) = Format::ALL[usize::from(first & 7)];

@@ -94,7 +94,7 @@ void free_group_of(struct blkcg_gq *blkg)
 	free(blkg);
 }
 
-/* Those of a queue that begins. */
+/* Forgets the groups of the last queue. */
 void forget_groups(void)
 {
 	root_group = NULL;
@@ -106,7 +106,7 @@ int blkcg_activate_policy(struct gendisk *disk, const struct blkcg_policy *polic
 	struct blkcg_gq *blkg;
 
 	take(&disk->queue->queue_lock);
-	/* Those that are gone, too. */
+	/* Groups of removed cgroups get data, too. */
 	list_for_each_entry_reverse(blkg, &disk->queue->blkg_list, q_node)
 		if (!blkg->pd)
 			begin(blkg);

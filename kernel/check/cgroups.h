@@ -58,7 +58,7 @@ struct blkcg_gq {
 #define blkg_put(blkg) ((void)(blkg)->users--)
 #define css_to_blkcg(css) ((struct blkcg *)(css))
 #define cgroup_id(cgroup) ((void)(cgroup), 0)
-/* The cgroup of the task that asks. */
+/* The cgroup of the calling task. */
 struct blkcg_gq *blkg_of_task(void);
 #define io_cgrp_id 0
 #define task_css(task, id) NULL

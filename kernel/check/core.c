@@ -83,13 +83,13 @@ static struct fairq_engine *engine;
 static struct fairq_wanted wanted;
 static int answer;
 
-/* What the functions below are called with, and give. */
+/* The arguments and results of the functions below. */
 static struct fairq_order order;
 static struct fairq_chosen chosen;
 static struct fairq_wake wake;
 static struct fairq_change change;
-static struct fairq_told told;
-static struct fairq_flow_told flow_told;
+static struct fairq_state told;
+static struct fairq_flow_state flow_told;
 static struct fairq_why why;
 static u32 port;
 static u64 now_ns, next_ns, flow;
@@ -109,7 +109,7 @@ static void lend(void)
 	most_scratch = used > most_scratch ? used : most_scratch;
 }
 
-/* What is read and written in queue/iosched. */
+/* Reads and writes the files of queue/iosched. */
 static void knobs(void)
 {
 	u32 knob, scheduler = wanted.scheduler;

@@ -59,7 +59,7 @@ void __noreturn fairq_panicked(const char *text, size_t length) { fail("panicked
 struct fairq_queue *fairq_of(struct request_queue *q) { (void)q; return &fq; }
 struct blkcg_gq *blkg_of_task(void) { return root_group; }
 
-void fairq_ask_later(struct fairq_queue *of, const struct fairq_wake *wake)
+void fairq_run_later(struct fairq_queue *of, const struct fairq_wake *wake)
 {
 	u32 i;
 
@@ -68,7 +68,10 @@ void fairq_ask_later(struct fairq_queue *of, const struct fairq_wake *wake)
 		asked.words[i] |= wake->words[i];
 }
 
-/* How long the lock is held: stretches, those that are too long, and the longest. */
+/*
+ * The times for which the lock is held: their sum, the longest, their number, and the number of
+ * those that are too long.
+ */
 static u64 taken_ns, longest_ns;
 static u32 stretches, too_long;
 
@@ -102,7 +105,7 @@ static void end_stretches(void)
 		fail("%u of %u stretches take longer than %u us", too_long, stretches, STRETCH_NS / 1000);
 }
 
-/* What the module's work does: each port that was woken is asked until it has nothing. */
+/* The module's work: runs each woken port until it has no request. */
 static void ask(void)
 {
 	struct fairq_wake wake = asked;
@@ -176,9 +179,9 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 	for (i = 0; i < count; i++)
 		all[i] = make_group(&queue, root_group, 100);
 	without = without_flow(count);
-	/* Each look follows the work. */
+	/* A scan follows each run of the work. */
 	for (i = 0; i < 2 + count / 16 && without_flow(count); i++) {
-		fairq_ask_later(&fq, &(struct fairq_wake) { { 3 } });
+		fairq_run_later(&fq, &(struct fairq_wake) { { 3 } });
 		ask();
 		fairq_weigh(&fq);
 	}
@@ -188,7 +191,7 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 		fail("%u of %u cgroups stay root's", without_flow(count), count);
 }
 
-/* Who sends a request. */
+/* Sends a request of a cgroup. */
 static void send(struct blkcg_gq *blkg)
 {
 	struct bio bio = { .bi_blkg = blkg };
@@ -216,9 +219,9 @@ static void nest(void)
 	send(small);
 	send(large);
 	fairq_weigh(&fq);
-	parts[0] = group_of(alone)->told;
-	parts[1] = group_of(small)->told;
-	parts[2] = group_of(large)->told;
+	parts[0] = group_of(alone)->given;
+	parts[1] = group_of(small)->given;
+	parts[2] = group_of(large)->given;
 	/* Divisions round. */
 	if (abs_diff(parts[0], WHOLE * 2 / 3) > 2 || abs_diff(parts[1], WHOLE / 12) > 2 || abs_diff(parts[2], WHOLE / 4) > 2)
 		fail("400, and 50 and 150 below 200, have %u, %u and %u of %llu", parts[0], parts[1], parts[2],
@@ -272,8 +275,8 @@ static void be_many(void)
 		fairq_weigh(&fq);
 	}
 	end_stretches();
-	if (group_of(all[0])->told != WHOLE / MOST)
-		fail("each has %u of %llu", group_of(all[0])->told, (unsigned long long)WHOLE);
+	if (group_of(all[0])->given != WHOLE / MOST)
+		fail("each has %u of %llu", group_of(all[0])->given, (unsigned long long)WHOLE);
 	begin_stretches("all cgroups get flows of a scheduler that is made anew");
 	build(MOST + 2);
 	fairq_add_flows(&fq);

@@ -25,7 +25,7 @@ typedef unsigned int gfp_t, blk_opf_t, blk_insert_t;
 typedef u32 fairq_dev_t;
 #define dev_t fairq_dev_t
 
-/* ../module/core.h asks for it. */
+/* ../module/core.h tests this macro. */
 #define __KERNEL__
 #define __init
 #define __exit
@@ -72,7 +72,7 @@ void give_memory(const void *memory);
 #define memalloc_noio_save() 0
 #define memalloc_noio_restore(flags) ((void)(flags))
 
-/* What one CPU sees of another. */
+/* Accesses that another CPU sees. */
 #define READ_ONCE(x) (step(), *(volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value), step())
 #define smp_store_release(pointer, value) (*(volatile __typeof__(*(pointer)) *)(pointer) = (value), step())
@@ -200,7 +200,7 @@ struct lock_class_key { int unused; };
 #define spin_unlock_irq(lock) give(lock)
 #define local_irq_disable()
 #define local_irq_enable()
-/* How many CPUs read what is freed only after that. */
+/* The number of CPUs in read-side sections; memory is freed after all of them. */
 extern u32 rcu_readers;
 #define rcu_read_lock() ((void)rcu_readers++)
 #define rcu_read_unlock() ((void)rcu_readers--)
@@ -263,7 +263,7 @@ void disable_delayed_work_sync(struct delayed_work *delayed);
 #define cancel_work_sync(work) (disable_work_sync(work), enable_work(work))
 #define cancel_delayed_work_sync(delayed) (disable_delayed_work_sync(delayed), enable_delayed_work(delayed))
 
-/* Who uses a queue: it is frozen when there is nobody. */
+/* The number of users of a queue: it is frozen when there is none. */
 struct percpu_ref { u64 count; };
 #define percpu_ref_get(ref) ((void)(ref)->count++)
 #define percpu_ref_put(ref) (step(), (void)(ref)->count--)
@@ -357,7 +357,7 @@ struct elevator_queue {
 #define IOPRIO_PRIO_CLASS(ioprio) (ioprio)
 enum { IOPRIO_CLASS_NONE, IOPRIO_CLASS_RT, IOPRIO_CLASS_BE, IOPRIO_CLASS_IDLE };
 #define req_get_ioprio(rq) ((rq)->bio ? (rq)->bio->bi_ioprio : 0)
-/* ../module/compat.h asks for it. */
+/* ../module/compat.h tests this macro. */
 #define BLK_MQ_SCHED_H
 #define blk_mq_is_sync_read(opf) (!(opf))
 #define blk_mq_is_shared_tags(flags) ((flags) & 0)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A machine whose CPUs take their steps in random order: locks, timers, work and memory as Linux has them.
+ * A machine whose CPUs take their steps in random order: locks, timers, work and memory as Linux
+ * has them.
  *
- * - A timer's function and a work item run on one CPU at a time, and while others run. What cancels one waits for it.
- * - Memory that was given back faults. It must not have a timer or a work item in it that could still run.
- * - Locks are taken in the right order, once, and not with a lock by an interrupt that could not have come.
+ * - A timer's function and a work item run on one CPU at a time, and while others run. The CPU that
+ * cancels one waits for it. - Memory that was given back faults. It must not have a timer or a work
+ * item in it that could still run. - Locks are taken in the right order, once, and not with a lock
+ * by an interrupt that could not have come.
  */
 #include <signal.h>
 #include <stdarg.h>

@@ -16,7 +16,7 @@ struct runner {
 	bool is_interrupt, is_idle, is_done;
 	/* The locks that it has: the queue's, or a port's, or a port's within the queue's. */
 	bool has_queues, has_ports;
-	/* How many it has of those within all others. */
+	/* The number of raw locks, which are inside all others, that it holds. */
 	u32 raws;
 	/* It is preempted until so many steps have been taken. */
 	u64 away_until;

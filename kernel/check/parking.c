@@ -25,7 +25,7 @@
 #define TASKS 6
 #define FLOWS 4
 
-/* How many requests each task has, whether some wait for their own, how slow the drive is, how much there is to do. */
+/* The requests of each task, the slowness of the drive, and the factor of the load. */
 static u32 live_of[TASKS], slow, load = 1;
 static bool is_closed;
 /* One request at a time is on the drive, for which its slot is kept: that has timers set. */
@@ -45,7 +45,7 @@ static u32 depth, room, on_drive, inserted, ended, merged;
 static struct blkcg_gq *cgroups[FLOWS];
 /* Of these, one who changes the scheduler has the elevator's lock for sysfs. */
 static bool is_frozen, is_quiesced, is_changing, is_over;
-/* Who is between a look at is_quiesced and what follows from it. */
+/* The number of tasks that have read is_quiesced and have not yet acted on it. */
 static u32 dispatching;
 static struct list_head put_back;
 
@@ -106,7 +106,7 @@ static void release(struct request *rq)
 	percpu_ref_put(&queue.q_usage_counter);
 }
 
-/* Those that were merged. */
+/* Frees requests that were merged. */
 void blk_mq_free_requests(struct list_head *list)
 {
 	while (!list_empty(list)) {
@@ -257,7 +257,7 @@ void __wrap_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, s
 	__real_fairq_core_next(engine, port, now_ns, chosen, wake);
 }
 
-/* Those that run. */
+/* The runners. */
 
 static bool is_open(struct runner *self) { (void)self; return !is_frozen; }
 
@@ -521,7 +521,7 @@ static void tune(void)
 	spin_lock_irq(&queue.queue_lock);
 	fairq_core_tune(fq->engine, &change, &wake);
 	spin_unlock_irq(&queue.queue_lock);
-	fairq_ask_later(fq, &wake);
+	fairq_run_later(fq, &wake);
 }
 
 /* The administrator: the queue stands still for a moment; D changes, and the scheduler. */
@@ -577,7 +577,10 @@ static void ender(struct runner *self)
 
 static bool always(struct runner *self) { (void)self; return true; }
 
-/* Who manages cgroups: weights change, and cgroups go and come, most of them while the scheduler changes. */
+/*
+ * The manager of cgroups: it changes weights, and removes and adds cgroups, most of them while the
+ * scheduler changes.
+ */
 static bool manager_has(struct runner *self) { (void)self; return !chance(is_frozen ? 20 : 400); }
 
 static void manager(struct runner *self)
@@ -708,7 +711,10 @@ static void look_for_users(void)
 	}
 }
 
-/* Those whose requests may wait for a period or for a time slice to end, which a tick sees. */
+/*
+ * Whether requests of this scheduler may wait for the end of a period or a time slice, which a tick
+ * finds.
+ */
 static bool waits_for_ticks(void)
 {
 	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd");
@@ -720,7 +726,7 @@ static bool waits_for_ticks(void)
  */
 static void look_for_waiting(void)
 {
-	struct fairq_told told;
+	struct fairq_state told;
 	u32 i, tag, waiting = 0;
 	struct request *rq;
 
@@ -740,8 +746,8 @@ static void look_for_waiting(void)
 		fail("%u requests wait while %llu slots are free", waiting, (unsigned long long)told.free_slots);
 }
 
-/* Nothing can run: the ticks bring back the looks at the groups. */
-static void look_for_looks(void)
+/* Nothing can run: the ticks restart the scans of the groups. */
+static void restart_scans(void)
 {
 	if (fq && fq->ticking && !fq->weigh.timer.is_armed && !fq->weigh.work.is_due)
 		fail("it ticks, and the groups are not weighed any more");
@@ -761,7 +767,7 @@ static void interleave(u64 number)
 		if (run_one())
 			continue;
 		look_for_waiting();
-		look_for_looks();
+		restart_scans();
 		next = next_event(false);
 		if (next == ~0ULL && inserted != ended) {
 			ticks = seen == ended ? ticks + 1 : 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The schedulers, which are Rust: what ../core/src/lib.rs gives and takes. The two are changed together.
+ * The schedulers, which are Rust: the functions that ../core/src/lib.rs exports and those that it
+ * imports. The two files are changed together.
  *
  * Functions that take a port are called under that port's lock, with interrupts off. The locks
  * inside are made by fairq_lock_init(), and are below all others.
@@ -45,29 +46,29 @@ struct fairq_order {
 
 enum { FAIRQ_NOTHING, FAIRQ_ISSUE, FAIRQ_WAIT };
 
-/* What a port may do next. */
+/* The next step of a port. */
 struct fairq_chosen {
 	u32 what;
 	u32 tag;
 	u64 until_ns;
 };
 
-/* What a scheduler tells of itself. */
-struct fairq_told {
+/* The state of a scheduler. */
+struct fairq_state {
 	u64 slots;
 	u64 free_slots;
 	u64 throttles;
 	u64 blocks;
 	u64 wakes;
 	u64 periods;
-	/* How D is found: FAIRQ_GIVEN and so on. */
+	/* The state of the search for D: FAIRQ_GIVEN and so on. */
 	u32 search;
 };
 
 enum { FAIRQ_GIVEN, FAIRQ_SEARCHING, FAIRQ_FOUND, FAIRQ_ALL_DEMAND, FAIRQ_ALONE };
 
-/* What a port knows of a flow. */
-struct fairq_flow_told {
+/* A port's statistics of a flow. */
+struct fairq_flow_state {
 	u32 staged;
 	u32 in_flight;
 	u64 lag;
@@ -84,13 +85,13 @@ struct fairq_why {
 
 enum { FAIRQ_NOT_HELD, FAIRQ_AHEAD, FAIRQ_NO_SLOT, FAIRQ_CAP };
 
-/* What a knob was set to; knobs are counted from 0. */
+/* The value of a knob that was set; knobs are counted from 0. */
 struct fairq_key {
 	u32 knob;
 	u64 value;
 };
 
-/* What an engine is built for. */
+/* The parameters of an engine. */
 struct fairq_wanted {
 	u32 scheduler;
 	u32 ports;
@@ -101,7 +102,7 @@ struct fairq_wanted {
 	u32 key_count;
 };
 
-/* What a flow's weight is to be, in 256ths. */
+/* A new weight of a flow, in 256ths. */
 struct fairq_weight {
 	u64 flow;
 	u32 weight;
@@ -110,7 +111,7 @@ struct fairq_weight {
 /* The most of them at once. */
 #define FAIRQ_WEIGHTS 8
 
-/* What changes a scheduler while it runs. */
+/* A change of a running scheduler. */
 struct fairq_change {
 	u32 what;
 	u64 value;
@@ -118,15 +119,13 @@ struct fairq_change {
 
 enum { FAIRQ_BUILT_ANEW, FAIRQ_SLOTS, FAIRQ_AUTO_SLOTS, FAIRQ_THRESHOLD };
 
-/*
- * What an engine takes, in bytes, at most; held to by ../check/core.c.
- */
+/* The most memory of an engine, in bytes; ../check/core.c checks it. */
 static inline u64 fairq_core_size(u32 ports, u32 tags, u32 flows)
 {
 	return (u64)ports * (tags * 224ULL + flows * 48ULL + 5120) + flows * 448ULL + 49152;
 }
 
-/* What knobs and names take, in bytes, at most; held to by ../check/core.c. */
+/* The most memory of knobs and names, in bytes; ../check/core.c checks it. */
 #define FAIRQ_SCRATCH 16384
 
 /*
@@ -142,7 +141,7 @@ size_t fairq_core_name(u32 scheduler, char *text, size_t size);
 size_t fairq_core_knob(u32 scheduler, u32 knob, char *text, size_t size);
 /* 0: it is a value; 1: as if none were given; less: it is none. */
 int fairq_core_parse(u32 scheduler, u32 knob, const char *text, size_t size, u64 *value);
-/* What a knob is with these keys, as text. */
+/* The value of a knob with these keys, as text. */
 size_t fairq_core_value(u32 scheduler, u32 knob, u32 slots, const struct fairq_key *keys, u32 key_count,
 			char *text, size_t size);
 void fairq_core_change(u32 scheduler, u32 knob, u32 slots, bool is_given, u64 value, struct fairq_change *change);
@@ -177,13 +176,13 @@ void fairq_core_remove_flow(struct fairq_engine *engine, u64 flow, struct fairq_
 /* When it is to be called again; 0: not. */
 u64 fairq_core_tick(struct fairq_engine *engine, u64 now_ns, struct fairq_wake *wake);
 bool fairq_core_tune(struct fairq_engine *engine, const struct fairq_change *change, struct fairq_wake *wake);
-void fairq_core_tell(struct fairq_engine *engine, struct fairq_told *told);
+void fairq_core_tell(struct fairq_engine *engine, struct fairq_state *state);
 /* Under the port's lock. */
-void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struct fairq_flow_told *told);
+void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struct fairq_flow_state *state);
 /* About this request, or (all ones) why none may go; under the port's lock. */
 void fairq_core_why(struct fairq_engine *engine, u32 port, u32 tag, struct fairq_why *why);
 
-/* What the schedulers take from here. */
+/* The functions that the schedulers import. */
 
 /* Room for a spin lock of any kernel, in u64. */
 #define FAIRQ_LOCK_WORDS 12

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * The elevators: one for each scheduler that the Rust part has, with a file in queue/iosched for each of its knobs.
+ * The elevators: one for each scheduler that the Rust part has, with a file in queue/iosched for
+ * each of its knobs.
  *
- * A knob that the scheduler can change while it runs is changed; for another one the queue is frozen for a moment and
- * the scheduler is made anew, with all its cgroups. What a knob is when nothing was written is the scheduler's.
+ * A knob that the scheduler can change while it runs is changed; for another one the queue is
+ * frozen for a moment and the scheduler is made anew, with all its cgroups. The scheduler has the
+ * default of each knob.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -47,7 +49,7 @@ static ssize_t show_knob(struct elevator_queue *eq, u32 knob, char *page)
 	return length + 1;
 }
 
-/* What is written to a knob, and what that changes. */
+/* The value that is written to a knob, and the change of the scheduler that follows. */
 static int parse(struct fairq_queue *fq, u32 knob, const char *page, size_t count, u64 *value,
 		 struct fairq_change *change)
 {
@@ -64,7 +66,7 @@ static int parse(struct fairq_queue *fq, u32 knob, const char *page, size_t coun
 	return said < 0 ? -EINVAL : said;
 }
 
-/* What is kept for the knob, or none. */
+/* Keeps a knob's value, or removes it. */
 static void keep(struct fairq_queue *fq, u32 knob, bool is_given, u64 value)
 {
 	u32 i;
@@ -114,7 +116,7 @@ static ssize_t change_knob(struct elevator_queue *eq, u32 knob, const char *page
 		spin_lock_irq(&fq->q->queue_lock);
 		done = fairq_core_tune(fq->engine, &change, &wake);
 		spin_unlock_irq(&fq->q->queue_lock);
-		fairq_ask_later(fq, &wake);
+		fairq_run_later(fq, &wake);
 	}
 	/* More tags may have it made anew at the same time. */
 	mutex_lock(&fq->building);
@@ -144,14 +146,14 @@ static ssize_t show_stats(struct elevator_queue *eq, char *page)
 {
 	static const char *const searches[] = { "off", "searching", "found", "all-demand", "alone" };
 	struct fairq_queue *fq = eq->elevator_data;
-	struct fairq_told told;
+	struct fairq_state state;
 
 	spin_lock_irq(&fq->q->queue_lock);
-	fairq_core_tell(fq->engine, &told);
+	fairq_core_tell(fq->engine, &state);
 	spin_unlock_irq(&fq->q->queue_lock);
 	return sysfs_emit(page, "slots %llu\nfree_slots %llu\nthrottles %llu\nblocks %llu\nwakes %llu\n"
-			  "periods %llu\nsearch %s\n", told.slots, told.free_slots, told.throttles,
-			  told.blocks, told.wakes, told.periods, searches[told.search]);
+			  "periods %llu\nsearch %s\n", state.slots, state.free_slots, state.throttles,
+			  state.blocks, state.wakes, state.periods, searches[state.search]);
 }
 
 /* A file has no more than its two functions, so there is a pair for each place in the list of knobs. */

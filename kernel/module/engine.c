@@ -11,7 +11,7 @@
 
 /* Shortest time between two ticks. */
 #define TICK_NS (100 * NSEC_PER_USEC)
-/* From one look at the groups to the next. */
+/* The time between two scans of the groups. */
 #define WEIGH_MS 100
 
 static unsigned int groups = 1024;
@@ -19,7 +19,7 @@ module_param(groups, uint, 0644);
 MODULE_PARM_DESC(groups, "the most cgroups that a queue shares between, root among them (1024); "
 			 "others are charged to root; for queues that get a scheduler from now on");
 
-/* Who uses the memory that is lent to the schedulers. */
+/* Held while the schedulers use the lent memory. */
 static DEFINE_MUTEX(lending);
 
 void *fairq_lend(size_t size)
@@ -123,8 +123,8 @@ static enum hrtimer_restart tick_timer(struct hrtimer *timer)
 }
 
 /*
- * There is a tick at this time. It also brings back the looks at the groups: the last one may have
- * been in the moment in which the tick before had not yet seen that there are requests.
+ * There is a tick at this time. It also restarts the scans of the groups: the last scan may have
+ * ended before the previous tick saw that there are requests.
  */
 static void tick_at(struct fairq_queue *fq, u64 at_ns, unsigned int weigh_ms)
 {
@@ -225,7 +225,7 @@ void fairq_hear_all(struct fairq_queue *fq)
 
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_irqsave(&fq->ports[i].lock, irq);
-		fairq_hear_ends(&fq->ports[i], &wake);
+		fairq_take_ends(&fq->ports[i], &wake);
 		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
 	}
 }

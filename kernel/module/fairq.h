@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the parts of fairq.ko share: a queue with one of our elevators, its ports, and the groups (a cgroup on a queue).
+ * The structures that the parts of fairq.ko share: a queue with one of our elevators, its ports,
+ * and the groups (a cgroup on a queue).
  *
  * Locks, from the outside in: q->queue_lock, the cgroup's lock, a port's lock, fq->merging. Interrupts are off in all.
  * blk_mq_run_hw_queue() takes q->queue_lock, so it is called without any of them.
  *
- * Timers and work: a port's timer and fq->work ask ports; fq->tick only queues fq->ticker, in which the scheduler
- * searches and fits, so that no interrupt waits for that; fq->weigh looks at the groups. Those that requests wait for
- * are kblockd's, which does not wait for memory.
+ * Timers and work: a port's timer and fq->work run ports; fq->tick only queues fq->ticker, in which
+ * the scheduler searches and fits, so that no interrupt waits for that; fq->weigh scans the groups.
+ * Work that requests wait for is queued to kblockd, which does not wait for memory.
  */
 #ifndef FAIRQ_H
 #define FAIRQ_H
@@ -50,7 +51,7 @@ struct fairq_slot {
 	struct llist_node ended;
 	u32 bytes;
 	u32 op;
-	/* The port's counts of questions in vain and of arrivals when it was staged. */
+	/* The values of the port's `vain` and `arrivals` when it was staged. */
 	u32 vain;
 	u32 arrival;
 	/* It was held back: see issued(). */
@@ -65,21 +66,25 @@ struct fairq_port {
 	/* By turn. The scheduler knows requests by their turns; which one a tag has: see staged.c. */
 	struct fairq_slot *slots;
 	u32 *turns;
-	/* Those that it holds back, in the order in which they came, and how many they are. */
+	/* The requests that it holds back, in order of arrival, and their number. */
 	struct list_head staged[FAIRQ_CLASSES];
 	unsigned int held;
 	/* Requests that are staged or issued; written under the lock, read without. */
 	unsigned int live;
 	/*
-	 * Its hardware contexts are run, or will be, and ask the scheduler until it has nothing to
-	 * give; until then nobody else has to. Written under the lock, read without.
+	 * Its hardware contexts run, or will run, and take requests from the scheduler until there
+	 * are none; until then no other caller has to run them. Written under the lock, read
+	 * without.
 	 */
 	bool run_due;
-	/* It has asked in vain for a request that it holds back. Under the lock. */
+	/* It has got no request although it holds some back. Under the lock. */
 	bool waits;
-	/* How often it has, modulo 2^32. Under the lock. */
+	/* The number of times that it got none, modulo 2^32. Under the lock. */
 	u32 vain;
-	/* How many requests have been staged, and the last of them that was sent; both modulo 2^32. Under the lock. */
+	/*
+	 * The number of staged requests, and the last of them that was sent; both modulo 2^32.
+	 * Under the lock.
+	 */
 	u32 arrivals;
 	u32 latest;
 	/* Requests that have ended, of which the scheduler does not know yet; added to without the lock. */
@@ -89,19 +94,25 @@ struct fairq_port {
 	bool is_stopped;
 } ____cacheline_aligned_in_smp;
 
-/* What a hardware context keeps: requests that may go, chosen by another one of its port or without the scheduler. */
+/*
+ * A hardware context's requests that may be sent: another context of its port has chosen them, or
+ * they bypass the scheduler.
+ */
 struct fairq_hctx {
 	/* The first of them, which is taken without the port's lock; set under it. */
 	struct request *first;
-	/* Those behind it. */
+	/* The requests behind it. */
 	struct list_head ready;
 	struct fairq_port *port;
 	/* Its first tag on the port. */
 	u32 tags;
 };
 
-/* Whose bio a task is about to get a tag for: what it tried to merge last on this CPU. */
-struct fairq_asker {
+/*
+ * The flow of the bio for which a task is about to get a tag: the bio that it tried to merge last
+ * on this CPU.
+ */
+struct fairq_tagging {
 	const struct task_struct *task;
 	u64 flow;
 };
@@ -117,7 +128,7 @@ struct fairq_queue {
 	u64 builds;
 	/* Held while it is replaced. */
 	struct mutex building;
-	/* What was written to knobs; under the elevator's lock for sysfs. */
+	/* The written values of knobs; under the elevator's lock for sysfs. */
 	struct fairq_key keys[FAIRQ_KNOBS];
 	u32 key_count;
 	u64 root;
@@ -127,15 +138,15 @@ struct fairq_queue {
 	u32 tags;
 	u32 slots;
 	struct fairq_port *ports;
-	struct fairq_asker __percpu *askers;
+	struct fairq_tagging __percpu *taggings;
 	/* Ports that wait. */
 	atomic_t waiting;
-	/* For q->last_merge, in which the block layer is told what to merge into. */
+	/* For q->last_merge, which names the request into which the block layer merges. */
 	spinlock_t merging;
 	struct hrtimer tick;
 	struct work_struct ticker;
 	bool ticking;
-	/* Ports to ask where no lock is held: see fairq_ask_later(). */
+	/* Ports to run when no lock is held: see fairq_run_later(). */
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
 	struct delayed_work weigh;
@@ -174,17 +185,20 @@ static inline u32 fairq_turn_of(const struct request *rq)
 /* queue.c */
 /* The queue's, if it has one of our elevators; under q->queue_lock. */
 struct fairq_queue *fairq_of(struct request_queue *q);
-/* Has these ports asked for requests soon, from any context. */
-void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake);
+/* Runs these ports soon, from any context. */
+void fairq_run_later(struct fairq_queue *fq, const struct fairq_wake *wake);
 /* Asks the scheduler on these ports, which are taken out, and runs their hardware contexts. */
 void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake);
-/* Tells the scheduler of the port's requests that have ended; under its lock. The port has to be asked after that. */
-void fairq_hear_ends(struct fairq_port *port, struct fairq_wake *wake);
-/* Ports of whose requests some have ended unheard are added to those that are asked. */
+/*
+ * Completes the port's ended requests in the scheduler; under its lock. The port has to be run
+ * after that.
+ */
+void fairq_take_ends(struct fairq_port *port, struct fairq_wake *wake);
+/* Adds the ports with ended requests that the scheduler does not know yet to `wake`. */
 void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake);
 /* Says which tags of its port each hardware context has. */
 void fairq_place_tags(struct fairq_queue *fq);
-/* What an elevator does, but for fairq_queue_start() and fairq_queue_stop(). */
+/* The operations of an elevator, except for fairq_queue_start() and fairq_queue_stop(). */
 extern const struct elevator_mq_ops fairq_ops;
 /* Makes the queue's part of this scheduler. */
 int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler);
@@ -195,7 +209,7 @@ void fairq_stage(struct fairq_port *port, struct request *rq);
 void fairq_unstage(struct fairq_port *port, struct request *rq);
 struct request *fairq_best(struct fairq_port *port, struct request *rq, u64 now_ns);
 struct fairq_order fairq_order_of(struct fairq_port *port, struct request *rq);
-/* Those that are merged into others are free: they are ended when no lock is held. */
+/* Requests that are merged into others are added to `free`: they are ended when no lock is held. */
 bool fairq_merge_request(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
 			 struct list_head *free);
 bool fairq_merge_bio(struct fairq_port *port, struct bio *bio, unsigned int nr_segs, u64 now_ns,

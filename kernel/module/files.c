@@ -65,7 +65,7 @@ static int show_weight(struct seq_file *file, void *unused)
 }
 
 /* Under q->queue_lock: its engine stays. Counts what has ended. */
-static void hear_ends(struct fairq_queue *fq)
+static void take_ends(struct fairq_queue *fq)
 {
 	struct fairq_wake wake = {};
 	unsigned long irq;
@@ -76,16 +76,16 @@ static void hear_ends(struct fairq_queue *fq)
 		if (!(wake.words[i / 64] & (1ULL << (i % 64))))
 			continue;
 		spin_lock_irqsave(&fq->ports[i].lock, irq);
-		fairq_hear_ends(&fq->ports[i], &wake);
+		fairq_take_ends(&fq->ports[i], &wake);
 		spin_unlock_irqrestore(&fq->ports[i].lock, irq);
 	}
-	fairq_ask_later(fq, &wake);
+	fairq_run_later(fq, &wake);
 }
 
 /* Under q->queue_lock: its engine stays. */
 static void tell_flow(struct seq_file *file, struct fairq_queue *fq, u64 flow)
 {
-	struct fairq_flow_told told, all = {};
+	struct fairq_flow_state state, all = {};
 	unsigned long irq;
 	u32 i;
 
@@ -95,13 +95,13 @@ static void tell_flow(struct seq_file *file, struct fairq_queue *fq, u64 flow)
 		if (!READ_ONCE(port->live))
 			continue;
 		spin_lock_irqsave(&port->lock, irq);
-		fairq_core_tell_flow(fq->engine, i, flow, &told);
+		fairq_core_tell_flow(fq->engine, i, flow, &state);
 		spin_unlock_irqrestore(&port->lock, irq);
-		all.staged += told.staged;
-		all.in_flight += told.in_flight;
-		if (told.has_lag)
-			all.lag = max(all.lag, told.lag);
-		all.has_lag |= told.has_lag;
+		all.staged += state.staged;
+		all.in_flight += state.in_flight;
+		if (state.has_lag)
+			all.lag = max(all.lag, state.lag);
+		all.has_lag |= state.has_lag;
 	}
 	seq_printf(file, " staged=%u inflight=%u", all.staged, all.in_flight);
 	if (all.has_lag)
@@ -118,7 +118,7 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 
 	if (!fq || !group->counts)
 		return 0;
-	hear_ends(fq);
+	take_ends(fq);
 	for_each_possible_cpu(cpu) {
 		const struct fairq_counts *counts = per_cpu_ptr(group->counts, cpu);
 
@@ -131,7 +131,7 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 		all.throttled += READ_ONCE(counts->throttled);
 	}
 	if (has_flow(fq, group) && group->silent < SILENT)
-		hundredths = div64_u64(group->told * 10000ULL, WHOLE);
+		hundredths = div64_u64(group->given * 10000ULL, WHOLE);
 	if (ktime_get_ns() - fq->received_ns < STALE_NS)
 		received = group->received;
 	seq_printf(file, "%s rbytes=%llu wbytes=%llu obytes=%llu rios=%llu wios=%llu oios=%llu",

@@ -3,20 +3,20 @@
  * Cgroups: a flow of the scheduler for each one on each queue, and their weights.
  *
  * io.fairq.weight of a cgroup is its weight among its siblings, 1 to 10,000, 100 by default; on one
- * drive it may have another. Of what its parent has, a cgroup has its weight's part of the weights of
- * all siblings that send requests; what it does not use is theirs. So ten times a second, while there
- * are requests, fairq_weigh() looks which cgroups have sent some lately, and tells the scheduler for
- * each its part of the whole. Root's own requests, those without a cgroup and those of one that is
- * gone are root's, which is beside its children with a weight of 100.
+ * drive it may have another. A cgroup has a part of its parent's share: its weight divided by the
+ * weights of all siblings that send requests; the siblings get the part that it does not use. So
+ * ten times a second, while there are requests, fairq_weigh() finds the cgroups that have sent some
+ * lately, and gives the scheduler the part of each. Root's own requests, requests without a cgroup
+ * and those of a removed one are root's, which has a weight of 100 beside its children.
  *
- * The scheduler has as many flows as it was made for. A cgroup that finds none left is root's until
- * a look finds one: flows of cgroups that are gone are free once their requests have ended.
+ * The scheduler has as many flows as it was made for. A cgroup that finds none left uses root's
+ * until a scan finds a free one: the flow of a removed cgroup is free once its requests have ended.
  *
- * A look takes the queue's lock, which switches interrupts off, for a few groups at a time.
+ * A scan takes the queue's lock, which switches interrupts off, for a few groups at a time.
  *
- * A staged request keeps its cgroup's data until it has ended. Once a second fairq_weigh() finds out
- * what part each one has received, for which it adds up the counts of all CPUs of those that have had
- * something.
+ * A staged request keeps its cgroup's data until it has ended. Once a second fairq_weigh() computes
+ * the part that each cgroup has received: it adds up the counts of all CPUs for each cgroup that
+ * has been served.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -27,8 +27,8 @@
 
 #include "group.h"
 
-/* How long a look keeps the queue's lock. */
-#define LOOK_NS (10 * NSEC_PER_USEC)
+/* The longest time for which a scan holds the queue's lock. */
+#define SCAN_NS (10 * NSEC_PER_USEC)
 
 /* Its weight on this drive. */
 static u32 weight_of(struct blkcg_gq *blkg, struct fairq_group *group)
@@ -160,13 +160,13 @@ static bool add_flow(struct fairq_queue *fq, struct fairq_group *group)
 	struct blkcg_gq *blkg = group->pd.blkg;
 	u64 flow = fq->root;
 
-	group->told = part_of(blkg, group);
+	group->given = part_of(blkg, group);
 	if (!blkg->parent)
-		fairq_core_set_weights(fq->engine, &(struct fairq_weight) { flow, group->told }, 1);
-	else if (!fairq_core_add_flow(fq->engine, group->told, &flow))
+		fairq_core_set_weights(fq->engine, &(struct fairq_weight) { flow, group->given }, 1);
+	else if (!fairq_core_add_flow(fq->engine, group->given, &flow))
 		return false;
 	WRITE_ONCE(group->flow, flow);
-	/* Whoever sees the number sees the flow. */
+	/* A reader that sees the number sees the flow, too. */
 	smp_store_release(&group->build, fq->builds);
 	return true;
 }
@@ -198,7 +198,7 @@ static void offline_group(struct blkg_policy_data *pd)
 	if (!pd->blkg->parent)
 		return;
 	fairq_core_remove_flow(fq->engine, group->flow, &wake);
-	fairq_ask_later(fq, &wake);
+	fairq_run_later(fq, &wake);
 }
 
 static void free_group(struct blkg_policy_data *pd)
@@ -209,87 +209,87 @@ static void free_group(struct blkg_policy_data *pd)
 	kfree(group);
 }
 
-/* A look at all groups, one after the other. */
-struct look {
+/* A scan of all groups, one after the other. */
+struct scan {
 	struct fairq_queue *fq;
-	void (*at)(struct look *look, struct fairq_group *group);
+	void (*at)(struct scan *scan, struct fairq_group *group);
 	/* Children before their parents. */
 	bool backwards;
 	/* The scheduler has no room for another flow. */
 	bool is_full;
 	/* All bytes. */
 	u64 all;
-	/* What the scheduler is told before the lock is given back. */
+	/* The new weights, which the scheduler gets before the lock is given back. */
 	struct fairq_weight weights[FAIRQ_WEIGHTS];
 	u32 count;
 };
 
-static void tell(struct look *look)
+static void set_weights(struct scan *scan)
 {
-	if (look->count)
-		fairq_core_set_weights(look->fq->engine, look->weights, look->count);
-	look->count = 0;
+	if (scan->count)
+		fairq_core_set_weights(scan->fq->engine, scan->weights, scan->count);
+	scan->count = 0;
 }
 
 /*
- * The queue's lock is given back every LOOK_NS: groups come and go in between. A mark in the list
- * keeps the place. One look is made at a time.
+ * The queue's lock is given back every SCAN_NS: groups come and go in between. A mark in the list
+ * keeps the place. There is one scan at a time.
  */
-static void look_at_all(struct look *look)
+static void scan_all(struct scan *scan)
 {
-	struct list_head *groups = &look->fq->groups, *at, mark;
-	spinlock_t *lock = &look->fq->q->queue_lock;
+	struct list_head *groups = &scan->fq->groups, *at, mark;
+	spinlock_t *lock = &scan->fq->q->queue_lock;
 	u64 began_ns;
 
 	spin_lock_irq(lock);
 	began_ns = ktime_get_ns();
-	if (look->backwards)
+	if (scan->backwards)
 		list_add_tail(&mark, groups);
 	else
 		list_add(&mark, groups);
-	while ((at = look->backwards ? mark.prev : mark.next) != groups) {
+	while ((at = scan->backwards ? mark.prev : mark.next) != groups) {
 		list_del(&mark);
-		if (look->backwards)
+		if (scan->backwards)
 			list_add_tail(&mark, at);
 		else
 			list_add(&mark, at);
-		look->at(look, list_entry(at, struct fairq_group, entry));
-		if (look->count == FAIRQ_WEIGHTS)
-			tell(look);
-		if (ktime_get_ns() - began_ns < LOOK_NS)
+		scan->at(scan, list_entry(at, struct fairq_group, entry));
+		if (scan->count == FAIRQ_WEIGHTS)
+			set_weights(scan);
+		if (ktime_get_ns() - began_ns < SCAN_NS)
 			continue;
-		tell(look);
+		set_weights(scan);
 		spin_unlock_irq(lock);
 		cond_resched();
 		spin_lock_irq(lock);
 		began_ns = ktime_get_ns();
 	}
 	list_del(&mark);
-	tell(look);
+	set_weights(scan);
 	spin_unlock_irq(lock);
 }
 
-static void find_flow(struct look *look, struct fairq_group *group)
+static void find_flow(struct scan *scan, struct fairq_group *group)
 {
-	if (!has_flow(look->fq, group) && !look->is_full)
-		look->is_full = !add_flow(look->fq, group);
+	if (!has_flow(scan->fq, group) && !scan->is_full)
+		scan->is_full = !add_flow(scan->fq, group);
 }
 
 void fairq_add_flows(struct fairq_queue *fq)
 {
-	struct look look = { .fq = fq, .at = find_flow };
+	struct scan scan = { .fq = fq, .at = find_flow };
 
-	look_at_all(&look);
+	scan_all(&scan);
 }
 
 /* Which groups have sent requests lately, and what their weights come to. Children are before their parents. */
-static void add_up(struct look *look, struct fairq_group *group)
+static void add_up(struct scan *scan, struct fairq_group *group)
 {
 	struct blkcg_gq *blkg = group->pd.blkg;
 	struct fairq_group *parent = blkg->parent ? group_of(blkg->parent) : NULL;
 
-	/* What a group without a flow sends is root's. */
-	if (has_flow(look->fq, group) && READ_ONCE(group->sent)) {
+	/* Requests of a group without a flow are root's. */
+	if (has_flow(scan->fq, group) && READ_ONCE(group->sent)) {
 		WRITE_ONCE(group->sent, false);
 		group->silent = 0;
 	} else if (group->silent < SILENT) {
@@ -304,27 +304,30 @@ static void add_up(struct look *look, struct fairq_group *group)
 		parent->summing += weight_of(blkg, group);
 }
 
-/* What each one's part is. Parents are before their children. */
-static void tell_part(struct look *look, struct fairq_group *group)
+/* The part of each group. Parents are before their children. */
+static void set_part(struct scan *scan, struct fairq_group *group)
 {
 	struct blkcg_gq *blkg = group->pd.blkg;
 	u32 part;
 
-	find_flow(look, group);
+	find_flow(scan, group);
 	group->part = group->sum && !blkg->parent ? WHOLE : part_of(blkg, group);
-	if (!has_flow(look->fq, group))
+	if (!has_flow(scan->fq, group))
 		return;
 	part = group->part;
 	if (group->sum)
 		part = max(4ULL, div64_u64(group->part * USUAL_WEIGHT, group->sum));
-	/* What is a part in 64 off stays: a change of weights has its cost. */
-	if (abs_diff(part, group->told) <= group->told / 64)
+	/*
+	 * A weight that is wrong by at most a 64th is not changed, because a change of weights
+	 * costs time.
+	 */
+	if (abs_diff(part, group->given) <= group->given / 64)
 		return;
-	group->told = part;
-	look->weights[look->count++] = (struct fairq_weight) { group->flow, part };
+	group->given = part;
+	scan->weights[scan->count++] = (struct fairq_weight) { group->flow, part };
 }
 
-/* The bytes that have ended for it since it was asked last. */
+/* The bytes of its requests that have ended since the last call. */
 static u64 more_of(struct fairq_group *group)
 {
 	u64 before = group->had;
@@ -343,41 +346,41 @@ static u64 more_of(struct fairq_group *group)
 	return group->had - before;
 }
 
-static void add_received(struct look *look, struct fairq_group *group)
+static void add_received(struct scan *scan, struct fairq_group *group)
 {
 	group->more = more_of(group);
-	look->all += group->more;
+	scan->all += group->more;
 }
 
-static void set_received(struct look *look, struct fairq_group *group)
+static void set_received(struct scan *scan, struct fairq_group *group)
 {
-	group->received = look->all ? div64_u64(group->more * 10000, look->all) : 0;
+	group->received = scan->all ? div64_u64(group->more * 10000, scan->all) : 0;
 }
 
 /* Finds out what part of all bytes each cgroup has received. */
 static void receive(struct fairq_queue *fq)
 {
 	u64 now_ns = ktime_get_ns(), passed_ns = now_ns - fq->received_ns;
-	struct look look = { .fq = fq, .at = add_received };
+	struct scan scan = { .fq = fq, .at = add_received };
 
 	if (passed_ns < RECEIVED_NS)
 		return;
-	look_at_all(&look);
-	look.at = set_received;
+	scan_all(&scan);
+	scan.at = set_received;
 	if (passed_ns >= STALE_NS)
-		look.all = 0;
-	look_at_all(&look);
+		scan.all = 0;
+	scan_all(&scan);
 	WRITE_ONCE(fq->received_ns, now_ns);
 }
 
 void fairq_weigh(struct fairq_queue *fq)
 {
-	struct look look = { .fq = fq, .at = add_up, .backwards = true };
+	struct scan scan = { .fq = fq, .at = add_up, .backwards = true };
 
-	look_at_all(&look);
-	look.at = tell_part;
-	look.backwards = false;
-	look_at_all(&look);
+	scan_all(&scan);
+	scan.at = set_part;
+	scan.backwards = false;
+	scan_all(&scan);
 	receive(fq);
 }
 

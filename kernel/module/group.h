@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What group.c and files.c share: cgroups, and what they have on a queue. After block/blk-cgroup.h. */
+/*
+ * The structures that group.c and files.c share: cgroups, and their data on a queue. After
+ * block/blk-cgroup.h.
+ */
 #ifndef FAIRQ_GROUP_H
 #define FAIRQ_GROUP_H
 
@@ -8,13 +11,16 @@
 #define LEAST_WEIGHT 1
 #define MOST_WEIGHT 10000
 #define USUAL_WEIGHT 100
-/* How many looks a cgroup counts as sending after its last request. */
+/* The number of scans for which a cgroup counts as sending after its last request. */
 #define SILENT 5
 /* The whole, which a cgroup alone has: the largest weight there is, in 256ths. */
 #define WHOLE ((u64)MOST_WEIGHT << 8)
-/* How long it is counted what each one receives. */
+/* The time over which the service of each cgroup is counted. */
 #define RECEIVED_NS NSEC_PER_SEC
-/* Not known after such a pause; the looks stop with the requests, and come late on a busy machine. */
+/*
+ * After a longer pause the service is not known: scans stop with the requests, and come late on a
+ * busy machine.
+ */
 #define STALE_NS (5 * RECEIVED_NS)
 
 /* A cgroup. */
@@ -23,7 +29,10 @@ struct fairq_cgroup {
 	u32 weight;
 };
 
-/* What a cgroup has had from a drive, on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all others. */
+/*
+ * The service of a cgroup by a drive, counted on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all
+ * others.
+ */
 struct fairq_counts {
 	u64 requests[3];
 	u64 bytes[3];
@@ -42,13 +51,18 @@ struct fairq_group {
 	u64 flow;
 	/* On this drive; 0: the cgroup's. */
 	u32 weight;
-	/* It has sent a request since the last look; for how many looks it has not. */
+	/*
+	 * Whether it has sent a request since the last scan, and the number of scans without one.
+	 */
 	bool sent;
 	u8 silent;
-	/* What the scheduler was told last, in 256ths. */
-	u32 told;
+	/* The last weight that the scheduler got, in 256ths. */
+	u32 given;
 	struct fairq_counts __percpu *counts;
-	/* It has had something since receive() looked; its bytes by then, and since the look before. */
+	/*
+	 * Whether it has been served since receive() read its counts; its bytes by then, and since
+	 * the reading before.
+	 */
 	bool counted;
 	u64 had;
 	u64 more;
@@ -57,7 +71,7 @@ struct fairq_group {
 	/* The weights of its children that send, and its own if it sends and has such; its part. */
 	u64 sum;
 	u64 part;
-	/* The sum of the look that is under way. */
+	/* The sum of the scan that is under way. */
 	u64 summing;
 };
 

@@ -28,7 +28,10 @@ module_exit(fairq_exit);
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_AUTHOR("The fairq authors");
 MODULE_DESCRIPTION("Weighted fair sharing of fast drives between cgroups");
-/* What is written to queue/scheduler loads it; the schedulers themselves are in ../core/src/engine.rs. */
+/*
+ * A name that is written to queue/scheduler loads the module; the schedulers themselves are in
+ * ../core/src/engine.rs.
+ */
 MODULE_ALIAS("mqfq-iosched");
 MODULE_ALIAS("mqfq-serial-iosched");
 MODULE_ALIAS("sfqd-iosched");

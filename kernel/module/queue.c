@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A request on its way, whichever the scheduler is.
+ * The way of a request, with any scheduler.
  *
- * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() asks which
- * one may go; finish_request() says that it has ended. Each adds ports that may now have something
- * to send to a set, whose hardware contexts are run when no lock is held.
+ * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() takes the
+ * next request that may be sent; finish_request() completes it. Each of them adds ports that may
+ * now send a request to a set; the hardware contexts of these ports are run when no lock is held.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -55,7 +55,10 @@ static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 	slot->waited_ns += now_ns - slot->since_ns;
 	slot->since_ns = now_ns;
 	slot->bytes = blk_rq_bytes(rq);
-	/* It was held back if its turn had not come when the port asked, or if one that came after it went first. */
+	/*
+	 * It was held back if the port got no request while it was staged, or if a later request
+	 * was sent first.
+	 */
 	slot->throttled |= slot->vain != port->vain || (s32)(port->latest - slot->arrival) > 0;
 	if ((s32)(slot->arrival - port->latest) > 0)
 		port->latest = slot->arrival;
@@ -66,7 +69,7 @@ static dev_t dev_of(struct fairq_queue *fq)
 	return disk_devt(fq->q->disk);
 }
 
-/* The numbers behind a decision, where they are asked for. */
+/* Records the numbers behind a decision, if the tracepoint is on. */
 static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, const struct fairq_chosen *chosen)
 {
 	u32 tag = chosen->what == FAIRQ_ISSUE ? chosen->tag : U32_MAX;
@@ -79,8 +82,11 @@ static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, cons
 		trace_fairq_decide(dev_of(fq), port->index, chosen, &why);
 }
 
-/* Has the port asked at this time. To set a timer costs as much as to send a request, so one that is early enough stays. */
-static void ask_at(struct fairq_port *port, u64 until_ns)
+/*
+ * Runs the port at this time. To set a timer costs as much as to send a request, so a timer that is
+ * early enough stays.
+ */
+static void run_at(struct fairq_port *port, u64 until_ns)
 {
 	if (!port->is_stopped &&
 	    (!hrtimer_is_queued(&port->timer) ||
@@ -88,7 +94,7 @@ static void ask_at(struct fairq_port *port, u64 until_ns)
 		hrtimer_start(&port->timer, ns_to_ktime(until_ns), HRTIMER_MODE_ABS);
 }
 
-void fairq_hear_ends(struct fairq_port *port, struct fairq_wake *wake)
+void fairq_take_ends(struct fairq_port *port, struct fairq_wake *wake)
 {
 	struct fairq_queue *fq = port->fq;
 	struct fairq_slot *slot, *next;
@@ -97,7 +103,7 @@ void fairq_hear_ends(struct fairq_port *port, struct fairq_wake *wake)
 
 	if (llist_empty(&port->ended))
 		return;
-	/* The first that has ended is the last. */
+	/* The list has the last request to end first. */
 	ended = llist_reverse_order(llist_del_all(&port->ended));
 	llist_for_each_entry_safe(slot, next, ended, ended) {
 		turn = slot - port->slots;
@@ -116,7 +122,10 @@ void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake)
 			add_port(wake, &fq->ports[i]);
 }
 
-/* Whether the port waits. It may be for what the scheduler has not been told, so that is looked for. */
+/*
+ * Sets whether the port waits. It may wait for ended requests that the scheduler does not know yet,
+ * so these are searched for.
+ */
 static void set_waits(struct fairq_port *port, bool waits, struct fairq_wake *wake)
 {
 	if (port->waits == waits)
@@ -139,7 +148,7 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 	struct fairq_chosen chosen;
 	struct request *rq;
 
-	fairq_hear_ends(port, wake);
+	fairq_take_ends(port, wake);
 	fairq_core_next(fq->engine, port->index, now_ns, &chosen, wake);
 	trace_decision(fq, port, &chosen);
 	switch (chosen.what) {
@@ -151,7 +160,7 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 		issued(port, rq, now_ns);
 		return rq;
 	case FAIRQ_WAIT:
-		ask_at(port, chosen.until_ns);
+		run_at(port, chosen.until_ns);
 		break;
 	}
 	if (port->held)
@@ -160,17 +169,20 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 	return NULL;
 }
 
-/* The port's hardware contexts are run from here on, and ask until there is nothing: see fairq.h. */
-static void promise_run(struct fairq_port *port)
+/*
+ * From here on the port's hardware contexts run, and take requests until there are none: see
+ * fairq.h.
+ */
+static void mark_run_due(struct fairq_port *port)
 {
 	WRITE_ONCE(port->run_due, true);
 }
 
 /*
- * The scheduler is owed a question after whatever has happened on a port, for others may wait for
- * what it learns then. Where a run is due, that asks. Otherwise, where the scheduler has something
- * to give (true), the hardware contexts are to be run, and they ask; blk-mq runs none that has no
- * work, so it is asked here.
+ * After each event on a port the scheduler has to be called once more for it, because other ports
+ * may wait for the effect of that call. If a run is due, that run calls it. Otherwise, if the
+ * scheduler has a request for the port (true), the hardware contexts are to be run, and they call
+ * it. blk-mq runs no context without work, so in all other cases it is called here.
  */
 static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 		   struct fairq_wake *wake)
@@ -185,11 +197,11 @@ static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			return false;
 		make_ready(rq);
 	}
-	promise_run(port);
+	mark_run_due(port);
 	return true;
 }
 
-/* How often a port that wakes others that wake it is asked at a time. */
+/* The most rounds in which ports that wake each other are run at a time. */
 #define ROUNDS 8
 
 /* Settles the ports that were woken, and runs the hardware contexts of those, and of `own`. */
@@ -223,7 +235,7 @@ static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fair
 		*wake = more;
 	}
 	if (!is_empty(wake))
-		fairq_ask_later(fq, wake);
+		fairq_run_later(fq, wake);
 	if (is_empty(&run))
 		return;
 	queue_for_each_hw_ctx(fq->q, hctx, i) {
@@ -312,8 +324,10 @@ static bool is_clear(struct blk_mq_hw_ctx *hctx)
 	return !fh->first && list_empty(&fh->ready) && list_empty_careful(&hctx->dispatch);
 }
 
-/* The last that was staged has been chosen: the scheduler is told that there is no other. */
-static void ask_last(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
+/*
+ * The last staged request has been chosen: the scheduler is called once more, and finds no other.
+ */
+static void call_again(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 		     struct fairq_wake *wake)
 {
 	struct request *rq = choose(fq, port, now_ns, wake);
@@ -339,7 +353,7 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	percpu_ref_get(&fq->q->q_usage_counter);
 	spin_lock_irqsave(&port->lock, irq);
 	/* Their tags may be those of what comes now. */
-	fairq_hear_ends(port, &wake);
+	fairq_take_ends(port, &wake);
 	was_idle = !port->live;
 	while (!list_empty(list)) {
 		struct request *rq = list_first_entry(list, struct request, queuelist);
@@ -348,20 +362,20 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 		insert(fq, port, rq, now_ns, &wake, &merged);
 	}
 	if (runs && !port->run_due && is_clear(hctx)) {
-		/* What the run below would do first, while there is the lock. */
+		/* The first step of the run below, while the lock is held. */
 		struct request *rq = choose(fq, port, now_ns, &wake);
 
 		if (rq) {
 			other = rq->mq_hctx != hctx;
 			make_ready(rq);
 			if (!port->held)
-				ask_last(fq, port, now_ns, &wake);
+				call_again(fq, port, now_ns, &wake);
 			else
-				promise_run(port);
+				mark_run_due(port);
 		}
 	} else {
 		/* At the latest by its caller. */
-		promise_run(port);
+		mark_run_due(port);
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
 	if (was_idle)
@@ -408,10 +422,10 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 			break;
 		}
 		if (!port->held)
-			ask_last(fq, port, now_ns, &wake);
-		/* Another run may have heard that there was nothing, just before there was. */
+			call_again(fq, port, now_ns, &wake);
+		/* Another run may have got no request just before this one was staged. */
 		else if (!port->run_due)
-			promise_run(port);
+			mark_run_due(port);
 		if (rq->mq_hctx == hctx)
 			break;
 		make_ready(rq);
@@ -429,7 +443,7 @@ static void fairq_prepare_request(struct request *rq)
 
 /*
  * The scheduler has to know at once only where a port waits. Otherwise the end is left for the next
- * question to the port, which takes its lock anyway; at the latest the tick asks.
+ * run of the port, which takes its lock anyway; the tick runs it at the latest.
  */
 static void fairq_finish_request(struct request *rq)
 {
@@ -453,7 +467,7 @@ static void fairq_finish_request(struct request *rq)
 	if (!atomic_read(&fq->waiting))
 		return;
 	spin_lock_irqsave(&port->lock, irq);
-	fairq_hear_ends(port, &wake);
+	fairq_take_ends(port, &wake);
 	more = settle(fq, port, ktime_get_ns(), &wake);
 	spin_unlock_irqrestore(&port->lock, irq);
 	deliver(fq, &wake, more ? port : NULL);
@@ -469,24 +483,27 @@ static void fairq_requeue_request(struct request *rq)
 		fairq_set_place(rq, FAIRQ_PUT_BACK);
 }
 
-/* Tags are short, and a task is about to ask for one: whose its bio is. Writeback is another cgroup's than the task. */
-static void note_asker(struct fairq_queue *fq, struct bio *bio)
+/*
+ * Notes the flow of the bio for which a task is about to get a tag, while tags are short. Writeback
+ * belongs to another cgroup than the task.
+ */
+static void note_tagging(struct fairq_queue *fq, struct bio *bio)
 {
-	struct fairq_asker *asker = get_cpu_ptr(fq->askers);
+	struct fairq_tagging *tagging = get_cpu_ptr(fq->taggings);
 
-	*asker = (struct fairq_asker) { .task = current, .flow = fairq_flow_of_bio(fq, bio) };
-	put_cpu_ptr(fq->askers);
+	*tagging = (struct fairq_tagging) { .task = current, .flow = fairq_flow_of_bio(fq, bio) };
+	put_cpu_ptr(fq->taggings);
 }
 
 /* The task's own cgroup where it has tried nothing to merge, or has come to another CPU since. */
-static u64 flow_of_asker(struct fairq_queue *fq)
+static u64 flow_of_tagging(struct fairq_queue *fq)
 {
-	struct fairq_asker *asker = get_cpu_ptr(fq->askers);
-	u64 flow = asker->flow;
-	bool is_own = asker->task == current;
+	struct fairq_tagging *tagging = get_cpu_ptr(fq->taggings);
+	u64 flow = tagging->flow;
+	bool is_own = tagging->task == current;
 
-	asker->task = NULL;
-	put_cpu_ptr(fq->askers);
+	tagging->task = NULL;
+	put_cpu_ptr(fq->taggings);
 	return is_own ? flow : fairq_flow_of_current(fq);
 }
 
@@ -509,7 +526,7 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 	u64 now_ns;
 
 	if (is_short(fq, port))
-		note_asker(fq, bio);
+		note_tagging(fq, bio);
 	if (!READ_ONCE(port->held))
 		return false;
 	now_ns = ktime_get_ns();
@@ -538,7 +555,7 @@ static void fairq_limit_depth(blk_opf_t opf, struct blk_mq_alloc_data *data)
 	fairq_limit_async(data, opf);
 	if (!is_short(fq, port))
 		return;
-	flow = flow_of_asker(fq);
+	flow = flow_of_tagging(fq);
 	spin_lock_irqsave(&port->lock, irq);
 	if (!fairq_core_admits(fq->engine, port->index, flow))
 		data->shallow_depth = 1;
@@ -605,7 +622,7 @@ static void ask(struct work_struct *work)
 	fairq_run(fq, &wake);
 }
 
-void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake)
+void fairq_run_later(struct fairq_queue *fq, const struct fairq_wake *wake)
 {
 	bool any = false;
 	u32 i;
@@ -620,7 +637,9 @@ void fairq_ask_later(struct fairq_queue *fq, const struct fairq_wake *wake)
 		kblockd_schedule_work(&fq->work);
 }
 
-/* How many requests the device works on at a time, as far as its driver says; at most 64. */
+/*
+ * The number of requests that the device works on at a time, according to its driver; at most 64.
+ */
 static u32 places(struct blk_mq_tag_set *set, u32 queues)
 {
 	u32 places = min_t(u32, set->queue_depth, 64);
@@ -634,7 +653,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 
 static void free_queue(struct fairq_queue *fq)
 {
-	free_percpu(fq->askers);
+	free_percpu(fq->taggings);
 	kvfree(fq->ports);
 	kfree(fq);
 }
@@ -657,8 +676,8 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 	INIT_LIST_HEAD(&fq->groups);
 	INIT_WORK(&fq->work, ask);
 	fq->ports = kvcalloc(fq->nr_ports, sizeof(*fq->ports), GFP_KERNEL);
-	fq->askers = alloc_percpu(struct fairq_asker);
-	if (!fq->ports || !fq->askers)
+	fq->taggings = alloc_percpu(struct fairq_tagging);
+	if (!fq->ports || !fq->taggings)
 		goto no_engine;
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_init(&fq->ports[i].lock);

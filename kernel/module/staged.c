@@ -21,9 +21,12 @@
 
 #include "fairq.h"
 
-/* How many staged requests are looked at for one to merge with; as many as the block layer looks at for a bio. */
+/*
+ * The number of staged requests that are compared for a merge; the block layer compares as many for
+ * a bio.
+ */
 #define NEIGHBOURS 8
-/* How many of a better class are looked at for one of the same cgroup. */
+/* The number of requests of a better class that are searched for one of the same cgroup. */
 #define BETTER 64
 /* A request that has waited as long keeps its turn; as in mq-deadline. */
 #define AGED_NS (10 * NSEC_PER_SEC)
@@ -101,7 +104,7 @@ static u32 op_of(struct request *rq)
 	}
 }
 
-/* What the scheduler is told of it, but for its cgroup. */
+/* The request as the scheduler gets it, without its cgroup. */
 struct fairq_order fairq_order_of(struct fairq_port *port, struct request *rq)
 {
 	return (struct fairq_order) {
@@ -128,8 +131,9 @@ static bool touch(struct request *first, struct request *second)
 }
 
 /*
- * Has the block layer merge the later one into the earlier, and adds it to those that are free. What the block layer
- * gives to elevators looks at the last request that was merged into, and then in a table, which is empty here.
+ * Lets the block layer merge the later request into the earlier one, and adds it to `free`. The
+ * block layer's function for elevators searches the last request that was merged into, and then a
+ * table, which is empty here.
  */
 static bool join(struct fairq_queue *fq, struct request *earlier, struct request *later, struct list_head *free)
 {
@@ -151,7 +155,10 @@ static bool join(struct fairq_queue *fq, struct request *earlier, struct request
 	return joined;
 }
 
-/* A staged request has grown, and may touch another one that is staged: that one is gone then. */
+/*
+ * A staged request has grown. If it now ends where another staged request begins, they are merged,
+ * and the other one is gone.
+ */
 static void close_gap(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
 		      struct list_head *free)
 {

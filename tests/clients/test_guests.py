@@ -25,12 +25,15 @@ def test_a_guest_and_nbd_clients_share_a_disk():
     """What the guest writes is what NBD clients of the tenant read, and the other way round."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         place = sockets(folder)
-        with serve("--device", "ram,size=64M", "--tenant", "db=32M", "--listen", f"vhost-user:{place}") as server:
+        control = os.path.join(folder, "c")
+        with serve("--device", "ram,size=64M", "--tenant", "db=32M", "--listen", f"vhost-user:{place}", "--control", control) as server:
             guest, client = vm.Guest(os.path.join(place, "db.sock")), nbd.Client(server.socket, "db")
             check(guest.capacity() == 32 * MI, "the size of the disk")
             numbers = [guest.submit(vm.WRITE, n * BLOCK, pattern(n)) for n in range(16)]
             check(all(guest.wait(number)[0] == vm.OK for number in numbers), "writes of the guest")
             check(guest.ask(vm.FLUSH) == (vm.OK, b""), "its flush")
+            told = json.loads(run(fairq(), "ctl", "--control", control, "--json", "tenants").stdout)[0]["requests"]
+            check(told == {"reads": 0, "writes": 16, "others": 1}, f"requests of the guest: {told}")
             for n in range(16):
                 check(client.ask(nbd.READ, n * BLOCK, BLOCK) == (0, pattern(n)), f"block {n} as an NBD client reads it")
             check(client.ask(nbd.WRITE, 64 << 10, data=pattern(99))[0] == 0, "a write by NBD")

@@ -37,6 +37,8 @@ files() {
   sum=$(sha256sum < /mnt/big)
   umount /mnt
   dd if=/dev/urandom of="$b" bs=1M count=4 oflag=direct 2> /dev/null || die "no write"
+  ctl tenants --json > /tmp/t
+  [ "$(grep -A3 '"requests"' /tmp/t | grep -c '"writes": [1-9]')" = 2 ] || die "requests are not counted: $(cat /tmp/t)"
   blkdiscard -z -o 1M -l 1M "$b" && blkdiscard -o 2M -l 1M "$b" || die "no zeroes or discard"
   dd if="$b" bs=1M skip=1 count=1 iflag=direct 2> /dev/null | cmp -s -n 1048576 - /dev/zero || die "no zeroes"
   dd if="$b" bs=1M count=1 iflag=direct 2> /dev/null | cmp -s -n 1048576 - /dev/zero && die "zeroes beside the range"

@@ -1,6 +1,6 @@
-//! What a program needs that has no operating system library: an entry point, two system calls, and
-//! the memory functions that the compiler calls. x86-64 Linux; for aarch64, where programs are only
-//! linked and the compiler brings its memory functions, no more than an entry point.
+//! The parts of a program without an operating system library: an entry point, two system calls,
+//! and the memory functions that the compiler calls. x86-64 Linux; for aarch64, where programs are
+//! only linked and the compiler brings its memory functions, no more than an entry point.
 
 #[cfg(target_arch = "x86_64")]
 use core::arch::asm;
@@ -33,7 +33,7 @@ pub(crate) fn exit(code: i32) -> ! {
 #[cfg(target_arch = "x86_64")]
 #[allow(dead_code)]
 pub(crate) fn print(text: &str) {
-    // SAFETY: write (1) reads `len` bytes from a live string and touches no memory of ours; the
+    // SAFETY: write (1) reads `len` bytes from a live string and writes no memory of ours; the
     // system call overwrites rcx and r11.
     unsafe {
         asm!("syscall", inlateout("rax") 1usize => _, in("rdi") 1, in("rsi") text.as_ptr(), in("rdx") text.len(),

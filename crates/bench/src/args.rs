@@ -22,14 +22,14 @@ pub struct BenchArgs {
     /// nbd://HOST[:PORT]/EXPORT
     ///
     /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with
-    /// ca-cert.pem and, if the server asks for them, client-cert.pem and client-key.pem.
+    /// ca-cert.pem and, if the server requests them, client-cert.pem and client-key.pem.
     ///
     /// Several tenants connect to the exports of their names, unless the address names one or the
     /// tenant does (export:NAME).
     #[arg(long, value_name = "URI")]
     pub connect: Option<String>,
-    /// How long the server of --connect may send nothing while it has requests, and how long the
-    /// handshake with it may take [default: 10s]
+    /// The longest silence of the server of --connect while it has requests, and the longest
+    /// handshake with it [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "connect")]
     pub timeout: Option<Nanos>,
     /// The policies to compare, as for serve, in one list or in several [default: none,mqfq]
@@ -51,14 +51,14 @@ pub struct BenchArgs {
     /// Tenants from a fio job file; may be given many times
     #[arg(long, value_name = "FILE")]
     pub fio: Vec<PathBuf>,
-    /// How long to measure each policy: seconds, or a duration [default: 10, or the fio file's
+    /// Measure each policy for this time: seconds, or a duration [default: 10, or the fio file's
     /// runtime]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub seconds: Option<Nanos>,
-    /// How long to run before measuring [default: 1s, or the fio file's ramp_time]
+    /// Run for this time before measuring [default: 1s, or the fio file's ramp_time]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub warmup: Option<Nanos>,
-    /// Also tell how shares went over time, in intervals this long
+    /// Report the shares over time, too, in intervals of this length
     ///
     /// In the table: each tenant's share of every phase (from one tenant's start or stop to the
     /// next) and how much it varies from interval to interval. In the JSON object: the bytes of
@@ -73,7 +73,7 @@ pub struct BenchArgs {
     /// often as Linux moves the threads of such loads.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time)]
     pub moves: Option<Option<Nanos>>,
-    /// Run each tenant alone first, with policy none, to tell its slowdown
+    /// Run each tenant alone first, with policy none, to measure its slowdown
     #[arg(long)]
     pub alone: bool,
     /// Allow writing to a file or block device: what is on it is lost
@@ -109,7 +109,7 @@ pub struct CalibrateArgs {
     /// The most outstanding requests to try
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub most: u32,
-    /// How long to measure each point: seconds, or a duration; each is measured in three rounds,
+    /// Measure each point for this time: seconds, or a duration; each is measured in three rounds,
     /// and the best counts
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     pub seconds: Nanos,
@@ -130,7 +130,7 @@ pub struct CalibrateArgs {
     pub shards: ShardArgs,
 }
 
-/// What to do with profiles.
+/// The action on profiles.
 #[derive(Debug, Subcommand)]
 pub enum DeviceCommand {
     /// List the profiles that are built in
@@ -175,10 +175,10 @@ pub struct ProbeArgs {
     /// Write the profile to this file
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// What to call the profile [default: probed]
+    /// The profile's name [default: probed]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// How large the scratch file is to be [default: 1G]
+    /// The size of the scratch file [default: 1G]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
     /// Measure writes too: what is on the file or device is lost
@@ -187,7 +187,7 @@ pub struct ProbeArgs {
     /// The most outstanding requests to try
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=4096))]
     pub most: u32,
-    /// How long to measure each point: seconds, or a duration
+    /// Measure each point for this time: seconds, or a duration
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     pub seconds: Nanos,
     /// Print one JSON object instead of tables

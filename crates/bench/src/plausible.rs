@@ -1,6 +1,6 @@
 //! Checks that the figures of a measurement are possible.
 //!
-//! **Problem.** A fault of the clock or of the counting gives figures that look like results.
+//! **Problem.** A fault of the clock or of the counting gives figures that resemble results.
 //! **Model.** Three laws bound the requests that complete in a window of length T, for every device
 //! and policy. *Little's law*: the time that N jobs' requests are in flight is at most N × T, and a
 //! request that was in flight when the window began adds at most its latency. *The CPU*: no thread

@@ -587,7 +587,7 @@ mod tests {
     use proptest::prelude::*;
 
     const BUDGET: u64 = 256 << 10;
-    /// So long that no turn ends by time.
+    /// A time at which no turn ends, in nanoseconds.
     const FOR_EVER: u64 = MAX_KNOB_NS;
 
     fn bfq(idle_ns: u64) -> BfqScheduler {

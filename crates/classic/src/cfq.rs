@@ -538,7 +538,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
-        /// Whatever their requests cost, flows get time in proportion to their weights.
+        /// Flows get time in proportion to their weights, for any costs of their requests.
         #[test]
         fn slices_are_proportional_to_weights(weights in prop::collection::vec(20u16..500, 2..5), idle in any::<bool>()) {
             let idle_ns = if idle { 8_000_000 } else { 0 };

@@ -1,6 +1,8 @@
 //! `fairq ctl`: the control socket as commands.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -9,10 +11,15 @@ use fairq_config::refusal::Refusal;
 use fairq_config::settings;
 use fairq_config::table::{align_right, plain_table};
 use fairq_config::units::{exact_size, show_bandwidth, show_count, show_duration, show_percent};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::args::{ConfigCommand, CtlArgs, CtlCommand};
 use crate::connection::{Connection, socket};
+use crate::view::{
+    Attachment, ClassWeights, Cost, Depth, DepthState, Group, LastSecond, PolicyState, Status,
+    Tenant,
+};
 
 /// Time limit for a policy to finish its requests.
 const CHANGE: Duration = Duration::from_secs(60);
@@ -45,21 +52,30 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
         eprintln!("warning: {warning}");
     }
     if let CtlCommand::Disk { number } = args.command {
-        println!("{}", disk(&result, number)?);
+        println!("{}", disk(&read::<Vec<Tenant>>(result)?, number)?);
         return Ok(());
     }
-    let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result) };
+    let text = if args.json { format!("{result:#}\n") } else { text(&args.command, &result)? };
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")?;
     Ok(())
 }
 
+/// An answer of the server, or a part of it.
+fn read<T: DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
+    serde_json::from_value(answer).context("the server is of another version than this program")
+}
+
+/// A tenant of the server.
+fn tenant(server: &mut Connection, name: &str) -> anyhow::Result<Option<Tenant>> {
+    let tenants: Vec<Tenant> = read(server.call("tenants", json!({}))?)?;
+    Ok(tenants.into_iter().find(|tenant| tenant.row.name == name))
+}
+
 /// Waits until a tenant can be opened, and prints the progress.
 fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
-    let (mut told, mut waited_for) = (Instant::now(), String::new());
+    let (mut printed, mut waited_for) = (Instant::now(), String::new());
     loop {
-        let tenants = server.call("tenants", json!({}))?;
-        let mut tenants = tenants.as_array().into_iter().flatten();
-        let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+        let Some(tenant) = tenant(server, name)? else {
             // The server removes a new tenant that has waited too long for the requests of removed
             // ones.
             if !waited_for.is_empty() {
@@ -71,27 +87,23 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
             }
             bail!("tenant {name} was removed before it could be opened");
         };
-        let preparing = &tenant["preparing"];
-        if preparing.is_null() {
-            return Ok(());
-        }
-        if let Some(errno) = preparing["errno"].as_i64() {
-            let error = std::io::Error::from_raw_os_error(errno as i32);
+        let Some(preparing) = &tenant.preparing else { return Ok(()) };
+        if let Some(errno) = preparing.errno {
+            let error = std::io::Error::from_raw_os_error(errno);
             bail!(
                 "tenant {name} stays closed, since its range cannot be zeroed: {error}: see to the \
                  device, remove it and add it again"
             );
         }
-        let names = preparing["waits_for"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let names = names.iter().map(string).collect::<Vec<_>>().join(", ");
+        let names = preparing.waits_for.join(", ");
         if !names.is_empty() && names != waited_for {
             eprintln!("waiting for requests of {names}, which was removed");
         }
         waited_for = names;
         // A short wait prints nothing; a long one prints a line a second.
-        if waited_for.is_empty() && told.elapsed() > Duration::from_secs(1) {
-            told = Instant::now();
-            let part = number(&preparing["done"]) / number(&preparing["size"]).max(1.0);
+        if waited_for.is_empty() && printed.elapsed() > Duration::from_secs(1) {
+            printed = Instant::now();
+            let part = preparing.done as f64 / (preparing.size as f64).max(1.0);
             eprintln!("zeroing its range: {}", show_percent(part));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -100,23 +112,21 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
 
 /// Waits until a tenant has its new size, and prints the progress.
 fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Result<()> {
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     loop {
-        let tenants = server.call("tenants", json!({}))?;
-        let mut tenants = tenants.as_array().into_iter().flatten();
-        let Some(tenant) = tenants.find(|tenant| tenant["name"] == json!(name)) else {
+        let Some(tenant) = tenant(server, name)? else {
             bail!("tenant {name} was removed before it had its new size");
         };
-        let resizing = &tenant["resizing"];
-        if resizing.is_null() {
-            if tenant["size"] == json!(size) {
+        let Some(resizing) = &tenant.resizing else {
+            if tenant.size == size {
                 return Ok(());
             }
             bail!("tenant {name} keeps its size: the server's log says why");
-        }
-        if told.elapsed() > Duration::from_secs(1) {
-            told = Instant::now();
-            let part = number(&resizing["done"]) / number(&resizing["size"]).max(1.0);
+        };
+        if printed.elapsed() > Duration::from_secs(1) {
+            printed = Instant::now();
+            let size = resizing.size.unwrap_or(0).max(1) as f64;
+            let part = resizing.done.unwrap_or(0) as f64 / size;
             eprintln!("preparing its new size: {}", show_percent(part));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -186,6 +196,9 @@ fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
         CtlCommand::Share { tenant, keys } => {
             ("share", json!({ "tenant": tenant, "keys": object_of(keys, "min-iops=500")? }))
         }
+        CtlCommand::Set { tenant, keys } => {
+            ("update", json!({ "tenant": tenant, "keys": object_of(keys, "weight=200")? }))
+        }
         CtlCommand::Policy { name: None, .. } => ("policy", json!({})),
         // The server may run in another folder, so the path is made absolute.
         CtlCommand::Upgrade { program: Some(program) } => {
@@ -240,23 +253,25 @@ fn object_of(pairs: &[String], example: &str) -> Result<serde_json::Map<String, 
 }
 
 /// The answer as text for a person.
-fn text(command: &CtlCommand, result: &Value) -> String {
-    match command {
-        CtlCommand::Status => status(result),
-        CtlCommand::Tenants => tenants(result),
+fn text(command: &CtlCommand, result: &Value) -> anyhow::Result<String> {
+    Ok(match command {
+        CtlCommand::Status => status(&read(result.clone())?),
+        CtlCommand::Tenants => tenants(&read::<Vec<Tenant>>(result.clone())?),
         CtlCommand::Policy { name: None, .. } => policy(result),
         CtlCommand::Policy { .. } => {
             format!("{} -> {}\n", string(&result["from"]), string(&result["to"]))
         }
         CtlCommand::Params { params: None } => parameters(result),
-        CtlCommand::Interference => interference(result),
+        CtlCommand::Interference => interference(&read(result.clone())?),
         CtlCommand::Config { command: ConfigCommand::Dump } => {
             result.as_str().unwrap_or_default().to_owned()
         }
         CtlCommand::Config { command: ConfigCommand::Reload { dry_run: true, .. } } => {
-            foretold(result)
+            predicted(result)
         }
-        CtlCommand::Config { .. } | CtlCommand::Params { .. } => changes(result),
+        CtlCommand::Config { .. } | CtlCommand::Params { .. } | CtlCommand::Set { .. } => {
+            changes(result)
+        }
         CtlCommand::Add { .. } => format!(
             "added {}: {} at {}\n",
             string(&result["tenant"]),
@@ -300,15 +315,15 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             )
         }
         CtlCommand::Latency { .. } => {
-            let told = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
-            let (from, to) = (told("from"), told("to"));
+            let words = |key: &str| result[key].as_str().unwrap_or("none").to_owned();
+            let (from, to) = (words("from"), words("to"));
             format!("{}: latency target {from} -> {to}\n", string(&result["tenant"]))
         }
         CtlCommand::Caps { .. } => {
             let [name, from, to] = ["tenant", "from", "to"].map(|key| string(&result[key]));
             format!("{name}: caps {from} -> {to}\n")
         }
-        CtlCommand::Groups => groups(result),
+        CtlCommand::Groups => groups(&read::<Vec<Group>>(result.clone())?),
         CtlCommand::Group { keys, .. } if *keys == ["off"] => {
             format!("removed group {}\n", string(&result["group"]))
         }
@@ -329,12 +344,13 @@ fn text(command: &CtlCommand, result: &Value) -> String {
             format!("{from} -> {to}: {program} serves\n")
         }
         CtlCommand::Drain { .. } => {
-            format!("draining: {} left\n", connections(&result["connections"]))
+            let left = result["connections"].as_u64().unwrap_or(0);
+            format!("draining: {} left\n", connections(left as usize))
         }
         CtlCommand::Trace(_) | CtlCommand::Call { .. } | CtlCommand::Disk { .. } => {
             format!("{result:#}\n")
         }
-    }
+    })
 }
 
 fn string(value: &Value) -> String {
@@ -342,199 +358,188 @@ fn string(value: &Value) -> String {
 }
 
 /// A line for each group.
-fn groups(result: &Value) -> String {
-    let all = result.as_array().map(Vec::as_slice).unwrap_or_default();
-    let line = |of: &Value| {
-        let least = [("min-iops", "min_iops"), ("min-bandwidth", "min_bandwidth")]
-            .into_iter()
-            .filter(|(_, key)| number(&of[*key]) > 0.0)
-            .map(|(name, key)| format!(", {name} {}", of[key]));
-        let caps = of["caps"]["caps"].as_object().into_iter().flatten();
-        let most: String = caps.map(|(key, cap)| format!(", {key} {}", cap["per_s"])).collect();
-        let names = of["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let names: Vec<String> = names.iter().map(string).collect();
+fn groups(groups: &[Group]) -> String {
+    let line = |of: &Group| {
+        let least: String = [("min-iops", of.min_iops), ("min-bandwidth", of.min_bandwidth)]
+            .iter()
+            .filter(|(_, rate)| *rate > 0)
+            .map(|(name, rate)| format!(", {name} {rate}"))
+            .collect();
+        let caps = of.caps.iter().flat_map(|capped| &capped.caps);
+        let most: String = caps.map(|(key, cap)| format!(", {key} {}", cap.per_s)).collect();
+        let target = of.latency.as_ref().map(|target| format!(", {target}")).unwrap_or_default();
+        let Group { name, weight, active, members, .. } = of;
+        let tenants = if of.tenants.is_empty() { "none".into() } else { of.tenants.join(", ") };
         format!(
-            "{}: weight {}{}{}{}; {} of {} active; tenants: {}\n",
-            string(&of["name"]),
-            of["weight"],
-            least.collect::<String>(),
-            most,
-            of["latency"].as_str().map_or_else(String::new, |target| format!(", {target}")),
-            of["active"],
-            of["members"],
-            if names.is_empty() { "none".into() } else { names.join(", ") }
+            "{name}: weight {weight}{least}{most}{target}; {active} of {members} active; tenants: \
+             {tenants}\n"
         )
     };
-    match all.is_empty() {
+    match groups.is_empty() {
         true => "no groups\n".into(),
-        false => all.iter().map(line).collect(),
+        false => groups.iter().map(line).collect(),
     }
 }
 
 /// `1 connection`, `2 connections`.
-fn connections(count: &Value) -> String {
-    if *count == json!(1) { "1 connection".into() } else { format!("{count} connections") }
-}
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(0.0)
+fn connections(count: usize) -> String {
+    if count == 1 { "1 connection".into() } else { format!("{count} connections") }
 }
 
 /// The number of upgrades in words; empty for none.
-fn upgrades(count: &Value) -> String {
-    match count.as_u64() {
-        None | Some(0) => String::new(),
-        Some(1) => ", 1 upgrade".into(),
-        Some(n) => format!(", {n} upgrades"),
+fn upgrades(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        1 => ", 1 upgrade".into(),
+        n => format!(", {n} upgrades"),
     }
 }
 
-fn status(result: &Value) -> String {
-    let list = |key: &str| {
-        let items = result[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        items.iter().map(string).collect::<Vec<_>>().join(" ")
+/// The slots of a policy and the reason for D; `None` without slots.
+fn slots(state: &PolicyState) -> Option<String> {
+    let why = match &state.depth {
+        None => String::new(),
+        Some(Depth { state: DepthState::Searching, .. }) => {
+            "; looking for the least that fills the device".into()
+        }
+        Some(Depth { state: DepthState::Found, slots, requests_per_s, .. }) => {
+            format!("; {slots} fill the device with this load ({requests_per_s} requests/s)")
+        }
+        Some(Depth { state: DepthState::Alone, .. }) => {
+            "; no limit, since one tenant is active".into()
+        }
+        Some(_) => "; all requests are on the device and do not fill it".into(),
     };
-    let state = &result["policy_state"];
+    Some(format!("{} of {} in use{why}", state.slots_in_use?, state.slots?))
+}
+
+/// The number of requests that keep the device busy, of a policy without slots.
+fn busy(depth: &Depth) -> String {
+    match depth.state {
+        DepthState::Found => format!(
+            "with {} requests on it ({} requests/s with this load)",
+            depth.slots, depth.requests_per_s
+        ),
+        DepthState::Searching => "being found".into(),
+        DepthState::Alone => "no matter, since one tenant is active".into(),
+        _ => "not, with all requests on it".into(),
+    }
+}
+
+/// Costs by the device's time.
+fn costs(cost: &Cost) -> String {
+    if cost.windows == 0 {
+        return "by the device's time; not known yet".into();
+    }
+    let Cost { random_read, sequential_read, read_kib, .. } = cost;
+    let Cost { random_write, sequential_write, written_kib, .. } = cost;
+    format!(
+        "a read {random_read} (sequential {sequential_read}) and {read_kib} each KiB; a write \
+         {random_write} (sequential {sequential_write}) and {written_kib} each KiB"
+    )
+}
+
+/// The lines about a store's policy, each with its key.
+fn of_policy(state: &PolicyState) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    match (slots(state), &state.depth) {
+        (Some(slots), _) => lines.push(("slots", slots)),
+        (None, Some(depth)) => lines.push(("device busy", busy(depth))),
+        (None, None) => {}
+    }
+    lines.extend(state.cost.as_ref().map(|cost| ("costs", costs(cost))));
+    lines
+}
+
+fn status(status: &Status) -> String {
+    let summary = &status.summary;
+    let state = &summary.policy_state;
     let mut lines = vec![
-        ("server", format!("fairq {}, process {}", string(&result["version"]), result["pid"])),
-        ("up", format!("{:.0} s", number(&result["uptime_s"])) + &upgrades(&result["upgrades"])),
-        ("device", string(&result["device"])),
+        ("server", format!("fairq {}, process {}", status.version, status.pid)),
+        ("up", format!("{:.0} s", summary.uptime_s) + &upgrades(status.upgrades)),
+        ("device", summary.device.clone()),
         (
             "policy",
-            match state["changing_s"].as_f64() {
-                None => string(&result["policy"]),
-                Some(s) => format!(
-                    "{}, for {s:.1} s waiting for the one before to finish",
-                    string(&result["policy"])
-                ),
+            match state.changing_s {
+                None => summary.policy.clone(),
+                Some(s) => {
+                    format!("{}, for {s:.1} s waiting for the one before to finish", summary.policy)
+                }
             },
         ),
-        ("tenants", result["tenants"].to_string()),
-        ("connections", result["connections"].to_string()),
-        ("memory", format!("{} of {} bytes", result["memory"]["used"], result["memory"]["most"])),
-        ("listening", list("listening")),
+        ("tenants", status.tenants.to_string()),
+        ("connections", summary.connections.to_string()),
+        ("memory", format!("{} of {} bytes", status.memory.used, status.memory.most)),
+        ("listening", status.listening.join(" ")),
     ];
-    let depth = &state["depth"];
-    if state["slots"].is_null() && !depth.is_null() {
-        // `kyber-fair` has no slots; its depth is the number of requests that keep the device busy.
-        let busy = match depth["state"].as_str() {
-            Some("found") => format!(
-                "with {} requests on it ({} requests/s with this load)",
-                depth["slots"], depth["requests_per_s"]
-            ),
-            Some("searching") => "being found".into(),
-            Some("alone") => "no matter, since one tenant asks alone".into(),
-            _ => "not, with all requests on it".into(),
-        };
-        lines.push(("device busy", busy));
+    // Each of several stores has a policy of its own, below.
+    lines.extend(of_policy(state));
+    if let Some(ClassWeights { high, medium, low }) = state.class_weights {
+        lines.push(("classes", format!("high {high} medium {medium} low {low}")));
     }
-    if !state["slots"].is_null() {
-        let why = match depth["state"].as_str() {
-            None => String::new(),
-            Some("searching") => "; looking for the least that fills the device".into(),
-            Some("found") => format!(
-                "; {} fill the device with this load ({} requests/s)",
-                depth["slots"], depth["requests_per_s"]
-            ),
-            Some("alone") => "; no limit, since one tenant asks alone".into(),
-            Some(_) => "; all requests are on the device and do not fill it".into(),
-        };
-        let in_use = format!("{} of {} in use{why}", state["slots_in_use"], state["slots"]);
-        lines.push(("slots", in_use));
-    }
-    if !state["cost"].is_null() {
-        let cost = &state["cost"];
-        let costs = match cost["windows"].as_u64() {
-            Some(0) | None => "by the device's time; not known yet".into(),
-            Some(_) => format!(
-                "a read {} (sequential {}) and {} each KiB; a write {} (sequential {}) and {} each KiB",
-                cost["random_read"],
-                cost["sequential_read"],
-                cost["read_kib"],
-                cost["random_write"],
-                cost["sequential_write"],
-                cost["written_kib"]
-            ),
-        };
-        lines.push(("costs", costs));
-    }
-    if !state["class_weights"].is_null() {
-        let weights = &state["class_weights"];
-        lines.push((
-            "classes",
-            format!("high {} medium {} low {}", weights["high"], weights["medium"], weights["low"]),
-        ));
-    }
-    for (index, shard) in
-        result["shards"].as_array().map(Vec::as_slice).unwrap_or_default().iter().enumerate()
-    {
-        let operations = show_count(number(&shard["operations"]));
+    for (index, shard) in status.shards.iter().enumerate() {
+        let cpu = shard.cpu.map_or_else(|| "?".into(), |cpu| cpu.to_string());
+        let operations = show_count(shard.operations as f64);
         let text = format!(
-            "shard {index} on CPU {}: {}, {operations} requests",
-            shard["cpu"],
-            connections(&shard["connections"]),
+            "shard {index} on CPU {cpu}: {}, {operations} operations",
+            connections(shard.connections)
         );
         lines.push((if index == 0 { "shards" } else { "" }, text));
     }
-    if number(&result["unassigned"]) > 0.0 {
-        let size = exact_size(result["unassigned"].as_u64().unwrap_or(0));
+    if status.unassigned > 0 {
+        let size = exact_size(status.unassigned);
         lines.push(("unassigned", format!("{size} of the device are in no tenant's range")));
     }
-    if result["write_back_errors"].as_array().is_some_and(|names| !names.is_empty()) {
-        let text = format!("{}: flushes fail until clear-error NAME", list("write_back_errors"));
-        lines.push(("lost data", text));
+    if !status.write_back_errors.is_empty() {
+        let names = status.write_back_errors.join(" ");
+        lines.push(("lost data", format!("{names}: flushes fail until clear-error NAME")));
     }
-    for of in result["outdated"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        let (tenant, count) = (string(&of["tenant"]), connections(&of["connections"]));
+    for of in &status.outdated {
+        let (tenant, count) = (&of.tenant, connections(of.connections));
         lines.push(("old size", format!("{tenant}: {count} must connect again to see its size")));
     }
-    let targets = result["latency_targets"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for (index, of) in targets.iter().enumerate() {
-        let cause = of["cause"].as_str().map(|cause| format!(": {cause}")).unwrap_or_default();
-        let late = match number(&of["completed"]) {
-            0.0 => String::new(),
-            completed => format!(", {} late", show_percent(number(&of["late"]) / completed)),
+    for (index, of) in status.latency_targets.iter().enumerate() {
+        let cause = of.cause.as_ref().map(|cause| format!(": {cause}")).unwrap_or_default();
+        let late = match of.completed {
+            0 => String::new(),
+            completed => format!(", {} late", show_percent(of.late as f64 / completed as f64)),
         };
-        let [tenant, target, state] = ["tenant", "target", "state"].map(|key| string(&of[key]));
-        let text = format!("{tenant}: {target}: {state}{late}{cause}");
+        let text = format!("{}: {}: {}{late}{cause}", of.tenant, of.target, of.state);
         lines.push((if index == 0 { "latency" } else { "" }, text));
     }
-    let reserved = result["reserved"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for of in reserved.iter().filter(|of| number(&of["granted"]) < 1.0) {
-        let [asked, granted] = ["asked", "granted"].map(|key| show_percent(number(&of[key])));
+    for of in status.reserved.iter().filter(|of| of.granted < 1.0) {
+        let [asked, granted] = [of.asked, of.granted].map(show_percent);
         let text = format!(
             "{}: reservations are {asked} of what the device does; each has {granted} of its own: \
              lower some",
-            string(&of["store"])
+            of.store
         );
         lines.push(("reserved", text));
     }
-    for file in result["cut_off_files"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        let [kept, all] = ["intact", "size"].map(|key| exact_size(file[key].as_u64().unwrap_or(0)));
-        let text = format!("{} has kept {kept} of {all}: restore it", string(&file["path"]));
-        lines.push(("cut off", text));
+    for file in &status.cut_off_files {
+        let [kept, all] = [file.intact, file.size].map(exact_size);
+        let path = file.path.display();
+        lines.push(("cut off", format!("{path} has kept {kept} of {all}: restore it")));
     }
-    let stores = result["stores"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for store in stores.iter().filter(|store| stores.len() > 1 || store["stuck"] == json!(true)) {
-        let names = store["tenants"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let names: Vec<String> = names.iter().map(string).collect();
-        let mut text = format!("{}: {}", string(&store["name"]), names.join(", "));
-        if !store["slots"].is_null() {
-            text += &format!(", {} of {} slots in use", store["slots_in_use"], store["slots"]);
+    let has_several = summary.stores.len() > 1;
+    for store in summary.stores.iter().filter(|store| has_several || store.stuck) {
+        let mut text = format!("{}: {}", store.name, store.tenants.join(", "));
+        for (key, about) in of_policy(&store.policy_state) {
+            text += &format!("; {key} {about}");
         }
-        if store["stuck"] == json!(true) {
-            let oldest = number(&store["oldest_s"]);
-            text += &format!(", stuck: has not answered for {oldest:.0} s, see to its device");
+        if store.stuck {
+            let oldest = store.oldest_s;
+            text += &format!("; stuck: has not answered for {oldest:.0} s, see to its device");
         }
         lines.push(("store", text));
     }
-    if result["draining"] == json!(true) {
+    if summary.draining {
         lines.push(("draining", "no more connections; it ends with the last".into()));
     }
     lines.iter().map(|(key, value)| format!("{key:<12} {value}\n")).collect()
 }
 
-fn tenants(result: &Value) -> String {
+fn tenants(tenants: &[Tenant]) -> String {
     let mut table = plain_table();
     table.set_header([
         "tenant",
@@ -550,74 +555,58 @@ fn tenants(result: &Value) -> String {
         "size",
         "store",
     ]);
-    for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
-        let last = &tenant["last_second"];
-        let when = |text: String| if last.is_null() { "–".to_owned() } else { text };
+    for Tenant { row, size, .. } in tenants {
+        let last = |value: fn(&LastSecond) -> String| {
+            row.last_second.as_ref().map_or_else(|| "–".to_owned(), value)
+        };
         table.add_row([
-            string(&tenant["name"]),
-            tenant["weight"].to_string(),
-            when(show_percent(number(&last["entitled"]))),
-            when(show_percent(number(&last["share"]))),
-            when(show_count(number(&last["iops"]))),
-            when(show_bandwidth(number(&last["bytes_per_s"]))),
-            when(show_duration(number(&last["p50_ns"]))),
-            when(show_duration(number(&last["p99_ns"]))),
-            format!(
-                "{}+{}",
-                tenant["staged"],
-                number(&tenant["in_flight"]) - number(&tenant["staged"])
-            ),
-            tenant["errors"].to_string(),
-            exact_size(tenant["size"].as_u64().unwrap_or(0)),
-            string(&tenant["store"]),
+            row.name.clone(),
+            row.weight.to_string(),
+            last(|last| show_percent(last.entitled)),
+            last(|last| show_percent(last.share)),
+            last(|last| show_count(last.iops)),
+            last(|last| show_bandwidth(last.bytes_per_s)),
+            last(|last| show_duration(last.p50_ns as f64)),
+            last(|last| show_duration(last.p99_ns as f64)),
+            format!("{}+{}", row.staged, row.in_flight.saturating_sub(row.staged)),
+            row.errors.to_string(),
+            exact_size(*size),
+            row.store.clone().unwrap_or_default(),
         ]);
     }
     align_right(&mut table);
-    format!("{table}\n{}", attachments(result))
+    format!("{table}\n{}", attachments(tenants))
 }
 
 /// The name, owner, group and mode of the tenant whose block device has this number.
-fn disk(tenants: &Value, number: u32) -> anyhow::Result<String> {
-    let path = json!(format!("/dev/ublkb{number}"));
-    let has_it = |tenant: &&Value| {
-        let attachments = tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default();
-        attachments.iter().any(|of| of["kind"] == "ublk" && of["path"] == path)
-    };
-    let mut tenants = tenants.as_array().into_iter().flatten();
-    let Some(tenant) = tenants.find(has_it) else {
+fn disk(tenants: &[Tenant], number: u32) -> anyhow::Result<String> {
+    let path = PathBuf::from(format!("/dev/ublkb{number}"));
+    let is_it = |of: &Attachment| of.kind == "ublk" && of.path == path;
+    let Some(tenant) = tenants.iter().find(|tenant| tenant.attachments.iter().any(is_it)) else {
         bail!("/dev/ublkb{number} is no block device of this server's tenants");
     };
-    let first = |key: &str| tenant[key].as_array().and_then(|all| all.first()?.as_u64());
-    let (uid, gid) = (first("uids").unwrap_or(0), first("gids"));
+    let (uid, gid) = (tenant.uids.first().unwrap_or(&0), tenant.gids.first());
     let mode = if gid.is_some() { "0660" } else { "0600" };
-    Ok(format!("{} {uid} {} {mode}", string(&tenant["name"]), gid.unwrap_or(0)))
+    Ok(format!("{} {uid} {} {mode}", tenant.row.name, gid.unwrap_or(&0)))
 }
 
 /// A line for each socket for guests and each block device.
-fn attachments(result: &Value) -> String {
-    let mut lines = String::new();
-    for tenant in result.as_array().map(Vec::as_slice).unwrap_or_default() {
-        for socket in tenant["attachments"].as_array().map(Vec::as_slice).unwrap_or_default() {
-            if socket["kind"] == "ublk" {
-                let state = socket["error"].as_str().map_or("", |_| ": there is none: ");
-                lines += &format!(
-                    "{}: ublk {}{state}{}\n",
-                    string(&tenant["name"]),
-                    string(&socket["path"]),
-                    socket["error"].as_str().unwrap_or_default()
-                );
-                continue;
-            }
-            let state = match (socket["connected"].as_bool(), socket["queues"].as_u64()) {
-                (Some(true), Some(1)) => "a guest with 1 queue".to_owned(),
-                (Some(true), queues) => format!("a guest with {} queues", queues.unwrap_or(0)),
-                _ => "no guest".to_owned(),
-            };
-            let (name, kind) = (string(&tenant["name"]), string(&socket["kind"]));
-            lines += &format!("{name}: {kind} {}: {state}\n", string(&socket["path"]));
-        }
-    }
-    lines
+fn attachments(tenants: &[Tenant]) -> String {
+    let line = |name: &str, of: &Attachment| {
+        let (kind, path) = (&of.kind, of.path.display());
+        let state = match (&of.error, of.connected, of.queues) {
+            (Some(error), ..) if kind == "ublk" => format!(": there is none: {error}"),
+            _ if kind == "ublk" => String::new(),
+            (_, true, 1) => ": a guest with 1 queue".into(),
+            (_, true, queues) => format!(": a guest with {queues} queues"),
+            _ => ": no guest".into(),
+        };
+        format!("{name}: {kind} {path}{state}\n")
+    };
+    let of_tenant = |tenant: &Tenant| -> String {
+        tenant.attachments.iter().map(|of| line(&tenant.row.name, of)).collect()
+    };
+    tenants.iter().map(of_tenant).collect()
 }
 
 fn policy(result: &Value) -> String {
@@ -669,7 +658,7 @@ fn changes(result: &Value) -> String {
 }
 
 /// The changes of a reload that was only checked, in words.
-fn foretold(result: &Value) -> String {
+fn predicted(result: &Value) -> String {
     let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if changes.is_empty() {
         return "nothing would change\n".into();
@@ -692,20 +681,17 @@ fn foretold(result: &Value) -> String {
     changes.iter().map(line).collect()
 }
 
-fn interference(result: &Value) -> String {
-    let rows = result.as_object().into_iter().flatten();
+/// The parts of each tenant's delay.
+type Interference = BTreeMap<String, BTreeMap<String, f64>>;
+
+fn interference(rows: &Interference) -> String {
     let mut text = String::new();
     for (victim, others) in rows {
-        let mut parts: Vec<(&String, f64)> = others
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(name, part)| (name, number(part)))
-            .collect();
-        parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let part = |(name, part): &(&String, f64)| {
+        let mut parts: Vec<(&String, &f64)> = others.iter().collect();
+        parts.sort_by(|a, b| b.1.total_cmp(a.1));
+        let part = |(name, part): &(&String, &f64)| {
             let name = if *name == victim { "itself" } else { name.as_str() };
-            format!("{name} {}", show_percent(*part))
+            format!("{name} {}", show_percent(**part))
         };
         text += &format!(
             "{victim} waited for: {}\n",
@@ -724,7 +710,7 @@ mod tests {
     use crate::operate::table::Method;
 
     /// The commands that make one call.
-    const LINES: [&str; 24] = [
+    const LINES: [&str; 25] = [
         "status",
         "tenants",
         "add x=1M",
@@ -738,6 +724,7 @@ mod tests {
         "group acme weight=200",
         "group acme off",
         "share db group=acme",
+        "set db weight=300 min-iops=off",
         "clear-error db",
         "policy",
         "policy mqfq T=64k",

@@ -360,7 +360,7 @@ proptest! {
     ) {
         let call = |name: &str, given: serde_json::Value| match name {
             "weight" => rpc::params::<serde_json::Map<String, serde_json::Value>>(given).map(|given| Answer::Ready(given.into())),
-            name => Err(rpc::Fault::no_method(name)),
+            name => Err(rpc::Fault::no_method(name, "there are others")),
         };
         if let Some(answer) = rpc::answer(&line, Vec::new(), call).text.map(Answer::now) {
             prop_assert!(!answer.contains('\n'));

@@ -25,7 +25,6 @@ mod hostile;
 mod kernel;
 mod layout;
 mod logging;
-mod look;
 mod machine;
 #[cfg(feature = "man")]
 mod manual;
@@ -38,6 +37,7 @@ mod take_over;
 mod top;
 mod trace;
 mod unread;
+mod view;
 
 fn main() -> ExitCode {
     take_over::begin();

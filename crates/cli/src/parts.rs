@@ -41,23 +41,10 @@ pub(crate) fn build_policy(
 pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
     server::Tenant {
         name: tenant.name.clone(),
-        description: tenant.description.clone(),
-        weight: tenant.weight,
         file: range.file,
         base: range.offset,
         size: range.size,
-        read_only: tenant.read_only,
-        urgent: tenant.urgent,
-        target: tenant.target,
-        caps: tenant.caps,
-        group: tenant.group.clone(),
-        reservation: tenant.reservation,
-        identity: tenant.identity.clone(),
-        users: tenant.users.clone(),
-        connections: tenant.connections,
-        ublk: tenant.ublk,
-        vhost_user: tenant.vhost_user.clone(),
-        vfio_user: tenant.vfio_user.clone(),
+        settings: tenant.settings.clone(),
     }
 }
 

@@ -126,7 +126,7 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     let (ranges, pool) = match (&shared, &*sizes) {
         (Some(path), [size, own @ ..]) => {
             let start = Media::open(path)?.within(*size).start(is_made, &plan.tenants, own)?;
-            tell(&start);
+            report(&start);
             (start.placed.ranges, Some(start.pool))
         }
         _ => (ranges(&plan, &sizes)?, None),
@@ -208,7 +208,7 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
 }
 
 /// Logs news about a pool that the operator has to know.
-fn tell(start: &Start) {
+fn report(start: &Start) {
     let pool = start.pool.path().display().to_string();
     if start.adopted {
         let ranges: Vec<String> =
@@ -333,28 +333,30 @@ impl Welcome {
         table.set_header(["tenant", "weight", "entitled", "size", "at"]);
         let mut weights: BTreeMap<u16, f64> = BTreeMap::new();
         for (tenant, store) in self.plan.tenants.iter().zip(&self.stores) {
-            *weights.entry(*store).or_default() += f64::from(tenant.weight.get());
+            *weights.entry(*store).or_default() += f64::from(tenant.settings.weight.get());
         }
         let places = self.ranges.iter().zip(&self.stores);
         for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
-            let disks = [("vhost-user", &tenant.vhost_user), ("vfio-user", &tenant.vfio_user)];
+            let settings = &tenant.settings;
+            let disks = [("vhost-user", &settings.vhost_user), ("vfio-user", &settings.vfio_user)];
             let own = disks.into_iter().filter_map(|(kind, path)| {
                 path.as_ref().map(|path| format!("{kind}:{}", path.display()))
             });
             // A directory has no socket of a tenant with an identity.
-            let is_shown = |address: &&Listen| address.is_nbd() || tenant.identity.is_none();
+            let is_shown =
+                |address: &&Listen| address.is_nbd() || tenant.settings.identity.is_none();
             let shown = addresses.iter().filter(is_shown);
             let uris: Vec<String> =
                 shown.map(|address| address.uri(&tenant.name, with_tls)).chain(own).collect();
-            let size = if tenant.read_only {
+            let size = if tenant.settings.read_only {
                 format!("{} ro", exact_size(range.size))
             } else {
                 exact_size(range.size)
             };
             table.add_row([
                 tenant.name.clone(),
-                tenant.weight.get().to_string(),
-                show_percent(f64::from(tenant.weight.get()) / weights[store]),
+                tenant.settings.weight.get().to_string(),
+                show_percent(f64::from(tenant.settings.weight.get()) / weights[store]),
                 size,
                 uris.join("\n"),
             ]);
@@ -371,7 +373,7 @@ impl Welcome {
 fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
     let uri = address.uri(&tenant.name, with_tls);
     let name = &tenant.name;
-    let rw = if tenant.read_only { "randread" } else { "randrw" };
+    let rw = if tenant.settings.read_only { "randread" } else { "randrw" };
     let connect = match address {
         Listen::Unix(path) => format!("-unix {}", path.display()),
         Listen::Tcp(address) => format!("{} {}", address.ip(), address.port()),

@@ -17,28 +17,14 @@ use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percen
 use fairq_host::observe::stats::TenantStats;
 
 use crate::unread::{self, Lost};
+use crate::view::LastSecond;
 
 /// A tenant in one second.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Row<'a> {
     pub(crate) name: &'a str,
     /// `None` while the tenant is idle.
-    pub(crate) now: Option<Now>,
-}
-
-/// Measurements of an active tenant in one second.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Now {
-    pub(crate) entitled: f64,
-    pub(crate) share: f64,
-    pub(crate) iops: f64,
-    pub(crate) bytes_per_s: f64,
-    pub(crate) p50_ns: u64,
-    pub(crate) p99_ns: u64,
-    /// A request's mean time in the scheduler.
-    pub(crate) staged_ns: f64,
-    /// A request's mean time on the device.
-    pub(crate) device_ns: f64,
+    pub(crate) now: Option<LastSecond>,
 }
 
 /// Each tenant's row from the counts of `seconds`. `stores` has each tenant's store; shares are
@@ -64,7 +50,7 @@ pub(crate) fn rows<'a>(
         .map(|(((name, weight), store), stats)| (name, weight, stats, sums[store]))
         .map(|(name, weight, stats, (weights, bytes))| Row {
             name,
-            now: is_active(stats).then(|| Now {
+            now: is_active(stats).then(|| LastSecond {
                 entitled: f64::from(*weight) / weights,
                 // A tenant may be active without a byte, if it flushes or waits.
                 share: if bytes == 0 { 0.0 } else { stats.bytes() as f64 / bytes as f64 },

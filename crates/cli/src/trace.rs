@@ -100,7 +100,7 @@ pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
     match output {
         Some(output) => {
             output.write(|file| write(&recorded, args.format, BufWriter::new(file)))?;
-            tell(&recorded, args.output.as_deref());
+            report(&recorded, args.output.as_deref());
         }
         None => {
             match write(&recorded, args.format, BufWriter::new(io::stdout().lock())) {
@@ -108,14 +108,14 @@ pub(crate) fn run(control: &Path, args: &TraceArgs) -> anyhow::Result<()> {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 result => result.context("cannot print")?,
             }
-            tell(&recorded, None);
+            report(&recorded, None);
         }
     }
     Ok(())
 }
 
 /// Prints the size of the recording to standard error, and whether it is complete.
-fn tell(recorded: &Recorded, path: Option<&Path>) {
+fn report(recorded: &Recorded, path: Option<&Path>) {
     let Recorded { rows, lost, .. } = recorded;
     let span_ns = recorded.last_ns() - recorded.first_ns();
     let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
@@ -232,8 +232,8 @@ impl Depth {
             ),
             "set" => "it is set, or held there for latency targets".into(),
             "searching" => "it is being found".into(),
-            "alone" => "one tenant asks".into(),
-            _ => "all that is asked for is on the device".into(),
+            "alone" => "one tenant is active".into(),
+            _ => "all requests are on the device".into(),
         };
         format!("D is {slots} ({}): {why}", self.store())
     }

@@ -1,4 +1,5 @@
-//! The users of this machine who may open a tenant's export: its keys `uid`, `user` and `group`.
+//! The users of this machine who may open a tenant's export: its keys `uid`, `user` and
+//! `unix-group`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -63,15 +64,15 @@ impl<'de, T: FromStr> Deserialize<'de> for List<T> {
     }
 }
 
-/// The machine's users and groups of users by name; each name is looked up once.
+/// The machine's users and groups of users by name; each name is resolved once.
 ///
 /// A lookup may wait for a directory service for seconds, so the control thread must not use a
 /// directory. A directory is used for one reading of a configuration: the next reading finds a user
 /// that was added meanwhile.
 #[derive(Default)]
 pub struct Directory {
-    uids: Looked,
-    gids: Looked,
+    uids: Resolved,
+    gids: Resolved,
 }
 
 /// The result of a lookup: a number, no such name, or the reason of a failure.
@@ -82,9 +83,9 @@ type Find = fn(&str) -> io::Result<Option<u32>>;
 const THREADS: usize = 16;
 
 #[derive(Default)]
-struct Looked(RefCell<HashMap<String, Found>>);
+struct Resolved(RefCell<HashMap<String, Found>>);
 
-impl Looked {
+impl Resolved {
     fn up(&self, name: &str, find: Find) -> Found {
         let mut known = self.0.borrow_mut();
         known.entry(name.to_owned()).or_insert_with(|| found(find, name)).clone()
@@ -94,13 +95,13 @@ impl Looked {
         let names: BTreeSet<&str> = names.collect();
         let names: Vec<&str> = names.into_iter().collect();
         let part = names.len().div_ceil(THREADS).max(1);
-        let look_up = |part: &[&str]| -> Vec<(String, Found)> {
+        let resolve = |part: &[&str]| -> Vec<(String, Found)> {
             part.iter().map(|name| ((*name).to_owned(), found(find, name))).collect()
         };
         let all = std::thread::scope(|scope| {
             let threads: Vec<_> =
-                names.chunks(part).map(|part| scope.spawn(move || look_up(part))).collect();
-            // A thread that panicked has no results: its names are looked up one by one later.
+                names.chunks(part).map(|part| scope.spawn(move || resolve(part))).collect();
+            // A thread that panicked has no results: its names are resolved one by one later.
             let found = threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default());
             found.collect::<Vec<_>>()
         });
@@ -129,7 +130,7 @@ impl Directory {
         groups: impl Iterator<Item = &'a str>,
     ) {
         self.uids.learn(users, uid_of);
-        // The key `group` takes names and numbers.
+        // The key `unix-group` takes names and numbers.
         self.gids.learn(groups.filter(|name| name.parse::<u32>().is_err()), gid_of);
     }
 
@@ -158,7 +159,7 @@ pub fn users(
         Err(error) => Err(format!("{kind}: cannot look `{name}` up: {error}")),
     };
     let uid = |name: &String| number("user", name, directory.uid(name));
-    // The key `group` takes names and numbers.
+    // The key `unix-group` takes names and numbers.
     let gid = |name: &String| match name.parse::<u32>() {
         Ok(gid) => Ok(gid),
         Err(_) => number("group", name, directory.gid(name)),
@@ -172,7 +173,7 @@ pub fn users(
     let any_key = uids.is_some() || users.is_some() || groups.is_some();
     if any_key && found.is_empty() {
         // Without any number the export would be open to all users.
-        return Err("uid, user and group name nobody: name one, or leave the key out".into());
+        return Err("uid, user and unix-group name nobody: name one, or leave the key out".into());
     }
     Ok(found)
 }

@@ -60,7 +60,7 @@ pub struct Group {
     /// The target of each tenant in it without a target of its own or of a nearer group.
     pub target: Option<Target>,
     /// Whether this machine has a group of users of this name. False until [`mark_ambiguous`] has
-    /// looked the name up.
+    /// resolved the name.
     pub is_ambiguous: bool,
     /// The reason for which its cgroup's `io.max` does not apply, although that limits some disk.
     pub unused: Option<String>,
@@ -136,31 +136,16 @@ impl GroupTable {
         self.cgroup.is_some() || matches!(self.weight, Some(WeightSource::Cgroup(_)))
     }
 
-    /// Removes the value of a key.
+    /// Removes the value of a key; without a latency its percentile and floor have no meaning.
     pub fn clear(&mut self, key: &str) -> Result<(), String> {
-        match key {
-            "weight" => self.weight = None,
-            "cgroup" => self.cgroup = None,
-            "latency" => {
-                (self.latency, self.latency_percentile, self.floor) = (None, None, None);
-            }
-            "latency-percentile" => self.latency_percentile = None,
-            "floor" => self.floor = None,
-            "max-iops" => self.max_iops = None,
-            "read-max-iops" => self.read_max_iops = None,
-            "write-max-iops" => self.write_max_iops = None,
-            "max-bandwidth" => self.max_bandwidth = None,
-            "read-max-bandwidth" => self.read_max_bandwidth = None,
-            "write-max-bandwidth" => self.write_max_bandwidth = None,
-            "burst" => self.burst = None,
-            "min-iops" => self.min_iops = None,
-            "min-bandwidth" => self.min_bandwidth = None,
-            key => {
-                return Err(format!(
-                    "a group has no key {key}: write weight, cgroup, latency, min-iops, \
-                     min-bandwidth or a cap's, such as max-iops"
-                ));
-            }
+        let with_latency = ["latency", "latency-percentile", "floor"];
+        let all = if key == "latency" { &with_latency[..] } else { &[key][..] };
+        if key == "name" {
+            return Err("a group has a name: take the group away instead".into());
+        }
+        for key in all {
+            let table = keys::without(self, key)?;
+            *self = GroupTable { origin: self.origin.clone(), ..table };
         }
         Ok(())
     }

@@ -6,6 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
+use crate::pairs::explain;
+
 /// The keys that are set, with their values.
 fn written<T: Serialize>(table: &T) -> Table {
     Table::try_from(table).expect("tables hold texts, switches and numbers of 32 bits at the most")
@@ -17,6 +19,29 @@ pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T
     // Unset keys are not serialized, so only set keys replace others.
     both.extend(written(over));
     both.try_into().expect("what is written can be read")
+}
+
+/// `new` with these keys of `old`, set or not.
+pub(crate) fn keep<T: Serialize + DeserializeOwned>(old: &T, new: &T, kept: &[&str]) -> T {
+    let mut all = written(new);
+    all.retain(|key, _| !kept.contains(&key));
+    all.extend(written(old).into_iter().filter(|(key, _)| kept.contains(&key.as_str())));
+    all.try_into().expect("what is written can be read")
+}
+
+/// The table without a key, which must be one of its kind.
+pub(crate) fn without<T: Serialize + DeserializeOwned>(table: &T, key: &str) -> Result<T, String> {
+    let mut rest = written(table);
+    // An unknown key is refused before the type of its value, with the known keys.
+    let mut probe = Table::new();
+    probe.insert(key.to_owned(), toml::Value::Boolean(true));
+    if let Err(error) = probe.try_into::<T>()
+        && error.message().starts_with("unknown field")
+    {
+        return Err(explain(error.message()));
+    }
+    rest.remove(key);
+    Ok(rest.try_into().expect("what is written can be read"))
 }
 
 /// A set key that is not one of `keys`, the keys of the kind that the key `which` selects.

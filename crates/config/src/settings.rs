@@ -440,15 +440,15 @@ pub struct Plan {
 }
 
 impl Settings {
-    /// Fills in defaults and refuses values that do not fit together. Looks up users and groups,
-    /// which may take time.
+    /// Fills in defaults and refuses values that do not fit. Resolving users may take time.
     pub fn plan(&self, surroundings: &Surroundings) -> Result<Plan, Refusal> {
         let cgroup_root = self.cgroups().root;
         let directory = Directory::default();
         let mut groups = self.complete_groups()?;
         let tables = || self.tenant.iter().map(Spanned::get_ref);
         let users = tables().flat_map(|table| &table.user).flat_map(|List(names)| names);
-        let named = tables().flat_map(|table| &table.group).flat_map(|List(names)| names);
+        let named = tables().flat_map(|table| [&table.group, &table.unix_group]);
+        let named = named.flatten().flat_map(|List(names)| names);
         let groups_named = named.chain(groups.iter().map(|group| &group.name));
         directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
         group::mark_ambiguous(&mut groups, &directory);
@@ -679,7 +679,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
     }
     if table.client_crl.is_some() && table.client_ca.is_none() {
         return Err(Refusal::new(
-            "tls: client-crl lists revoked certificates of clients, but none are asked for: add \
+            "tls: client-crl lists revoked certificates of clients, but none are requested: add \
              --tls-client-ca FILE",
         ));
     }
@@ -704,7 +704,7 @@ fn complete_tls(table: &TlsTable) -> Result<Option<Tls>, Refusal> {
 /// any certificate of the authority would open a tenant without the key.
 pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Refusal> {
     let are_certified = tls.is_some_and(|tls| tls.client_ca.is_some());
-    let named = tenants.iter().find(|tenant| tenant.identity.is_some());
+    let named = tenants.iter().find(|tenant| tenant.settings.identity.is_some());
     if let (Some(tenant), false) = (named, are_certified) {
         return Err(Refusal::new(format!(
             "{}: tenant {}: identity needs client certificates: add --tls-cert, --tls-key and \
@@ -712,7 +712,8 @@ pub fn check_identities(tenants: &[Tenant], tls: Option<&Tls>) -> Result<(), Ref
             tenant.origin, tenant.name
         )));
     }
-    let is_open = |tenant: &&Tenant| tenant.identity.is_none() && tenant.users.is_empty();
+    let is_open =
+        |tenant: &&Tenant| tenant.settings.identity.is_none() && tenant.settings.users.is_empty();
     let open: Vec<&Tenant> = tenants.iter().filter(is_open).collect();
     let (Some(first), true) = (open.first(), are_certified) else { return Ok(()) };
     let shown: Vec<&str> = open.iter().take(NAMED_MAX).map(|tenant| &*tenant.name).collect();

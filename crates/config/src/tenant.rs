@@ -1,14 +1,15 @@
 //! `--tenant NAME=SIZE,key=value,…` and `[[tenant]]`: the tenants of the device, and their parts of
 //! it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use fairq_core::{Caps, Reservation, Target, Weight};
+use fairq_core::Target;
 use fairq_host::nbd::session::exports::Identity;
-use fairq_host::nbd::session::users::Users;
+use fairq_host::server::TenantSettings;
 use serde::{Deserialize, Serialize};
+use toml::Spanned;
 
 use crate::access::{self, Directory, List};
 use crate::caps::{self, Burst};
@@ -24,6 +25,9 @@ use crate::{keys, latency, listen};
 
 /// Equal parts are multiples of this number of bytes.
 const PART: u64 = 1 << 20;
+/// The value that takes a key away.
+const OFF: &str = "off";
+
 /// A tenant's keys as configured.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -55,6 +59,7 @@ pub struct TenantTable {
     pub uid: Option<List<u32>>,
     pub user: Option<List<String>>,
     pub group: Option<List<String>>,
+    pub unix_group: Option<List<String>>,
     pub connections: Option<u32>,
     pub ublk: Option<bool>,
     pub vhost_user: Option<PathBuf>,
@@ -64,13 +69,32 @@ pub struct TenantTable {
     pub origin: Origin,
 }
 
+/// The keys that only a restart changes. A running server applies all others
+/// ([`fairq_host::server::Admin::update`]); of the key `group` only the group of tenants.
+pub const FIXED: [&str; 16] = [
+    "name",
+    "size",
+    "offset",
+    "path",
+    "create",
+    "store",
+    "keep-data",
+    "read-only",
+    "urgent",
+    "identity",
+    "uid",
+    "user",
+    "unix-group",
+    "connections",
+    "ublk",
+    "description",
+];
+
 /// A tenant, complete except for its place on the device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
     /// Name of the tenant and of its export.
     pub name: String,
-    /// Its present weight.
-    pub weight: Weight,
     /// Its size in bytes; an equal part of the free space if `None`.
     pub size: Option<u64>,
     /// Start of its range, in bytes; any free place if `None`.
@@ -84,34 +108,10 @@ pub struct Tenant {
     /// Whether its range keeps the data: it is then not zeroed when the tenant is added to a
     /// running server.
     pub keep_data: bool,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether it may use the urgent class, within the policy's budget.
-    pub urgent: bool,
-    /// The latency target of its requests.
-    pub target: Option<Target>,
-    /// The most that it gets: caps on requests and bytes.
-    pub caps: Caps,
-    /// Name of its group of tenants.
-    pub group: Option<String>,
-    /// The least that it has: reservations of requests and bytes a second.
-    pub reservation: Reservation,
-    /// The certificate of clients that may open it.
-    pub identity: Option<Identity>,
-    /// The users who may open it; all users if none is named.
-    pub users: Users,
-    /// The most connections to it; half of all if `None`.
-    pub connections: Option<u32>,
-    /// Whether it is a block device of this machine, too.
-    pub ublk: bool,
-    /// The path of its own socket for guests, if it has one.
-    pub vhost_user: Option<PathBuf>,
-    /// The path of the socket of its own NVMe controller, if it has one.
-    pub vfio_user: Option<PathBuf>,
-    /// Description in lists of exports.
-    pub description: String,
     /// The place of its configuration, for messages.
     pub origin: Origin,
+    /// Its other settings, with its present weight.
+    pub settings: TenantSettings,
 }
 
 /// A part of one of the device's files.
@@ -123,6 +123,11 @@ pub struct Range {
     pub offset: u64,
     /// Length of the range, in bytes.
     pub size: u64,
+}
+
+/// Tables by the tenants' names.
+pub fn by_name(tables: &[Spanned<TenantTable>]) -> HashMap<&str, &TenantTable> {
+    tables.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
 impl FromStr for TenantTable {
@@ -193,6 +198,52 @@ impl TenantTable {
         self.group = (!all.is_empty()).then_some(List(all));
     }
 
+    /// This table with the keys of `new` that a running server can change. `groups` are the groups
+    /// before and after.
+    pub fn updated(&self, new: &TenantTable, (old, groups): (&[Group], &[Group])) -> TenantTable {
+        let mut table =
+            TenantTable { origin: self.origin.clone(), ..keys::keep(self, new, &FIXED) };
+        // The key `group` also names groups of users, which stay.
+        table.group.clone_from(&self.group);
+        table.set_group(new.group_of(groups).ok().flatten().as_deref(), old);
+        table
+    }
+
+    /// Sets a key that a running server can change, or takes it away if the value is `off`.
+    /// `groups` are all groups.
+    pub fn set(&mut self, key: &str, value: &str, groups: &[Group]) -> Result<(), String> {
+        let key = &*key.replace('_', "-");
+        if key == "group" {
+            let group = (value != OFF).then_some(value);
+            if group.is_some_and(|name| groups.iter().all(|group| group.name != name)) {
+                return Err(format!(
+                    "there is no group {value}: add it with `group {value} weight=100`, say"
+                ));
+            }
+            self.set_group(group, groups);
+            return Ok(());
+        }
+        // A comma separates keys unless it is doubled.
+        let value = value.replace(',', ",,");
+        let one = if value == OFF { String::new() } else { format!(",{key}={value}") };
+        let said: TenantTable = format!("{}{one}", self.name).parse()?;
+        if FIXED.contains(&key) {
+            return Err(format!("{key} can be changed only by a restart"));
+        }
+        let rest = keys::without(self, key)?;
+        *self = TenantTable { origin: self.origin.clone(), ..keys::overlay(&rest, &said) };
+        Ok(())
+    }
+
+    /// The settings that a running server takes from this table; others may differ, because users
+    /// are not resolved. `cgroups` is the root of cgroups.
+    pub fn settings(&self, cgroups: &Path, groups: &[Group]) -> Result<TenantSettings, Refusal> {
+        let mut table = TenantTable { uid: None, user: None, unix_group: None, ..self.clone() };
+        let group = self.group_of(groups).map_err(Refusal::new)?;
+        table.group = group.map(|group| List(vec![group]));
+        Ok(table.complete(cgroups, groups, &Directory::default())?.settings)
+    }
+
     /// Its own latency target, or that of the nearest of its groups that has one.
     pub fn target(&self, groups: &[Group]) -> Result<Option<Target>, String> {
         let own = latency::target(self.latency, self.latency_percentile, self.floor)?;
@@ -201,9 +252,29 @@ impl TenantTable {
         Ok(own.or_else(of_group))
     }
 
-    /// Whether it names users or groups, which have to be looked up on this machine.
+    /// Whether it names users or groups, which have to be resolved on this machine.
     pub fn names_users(&self) -> bool {
-        self.user.is_some() || self.group.is_some()
+        self.user.is_some() || self.group.is_some() || self.unix_group.is_some()
+    }
+
+    /// The groups of users that its keys name: those of `unix-group`, and those of `group`, which
+    /// this release accepts.
+    fn unix_groups(&self, groups: &[Group]) -> Result<Option<List<String>>, String> {
+        let (_, old) = group::split(self.group.as_ref(), groups)?;
+        let lists = [self.unix_group.as_ref(), old.as_ref()].into_iter().flatten();
+        let all: Vec<String> = lists.flat_map(|List(names)| names).cloned().collect();
+        Ok((self.unix_group.is_some() || !all.is_empty()).then_some(List(all)))
+    }
+
+    /// A warning about groups of users under the key `group`.
+    pub fn warning(&self, groups: &[Group]) -> Option<String> {
+        let List(names) = group::split(self.group.as_ref(), groups).ok()?.1?;
+        let names = names.join("+");
+        Some(format!(
+            "tenant {}: group: {names} names users of this machine: write unix-group = \"{names}\", \
+             because the next release takes only a group of tenants here",
+            self.name
+        ))
     }
 
     /// Refuses keys that are invalid by themselves or with these groups; `cgroups` is the root of
@@ -266,7 +337,8 @@ impl TenantTable {
                 return refuse(format!("{key}: {text}"));
             }
         }
-        let (group, user_groups) = match group::split(self.group.as_ref(), groups) {
+        let named = self.group_of(groups).and_then(|group| Ok((group, self.unix_groups(groups)?)));
+        let (group, user_groups) = match named {
             Ok(both) => both,
             Err(text) => return refuse(text),
         };
@@ -293,27 +365,29 @@ impl TenantTable {
         };
         Ok(Tenant {
             name: self.name,
-            weight,
             size: self.size.map(|Size(bytes)| bytes),
             offset: self.offset.map(|Size(bytes)| bytes),
             path: self.path,
             create,
             store: self.store,
             keep_data: self.keep_data.unwrap_or(false),
-            read_only: self.read_only.unwrap_or(false),
-            urgent: self.urgent.unwrap_or(false),
-            target,
-            caps,
-            group,
-            reservation,
-            identity: self.identity.as_deref().map(Identity::from),
-            users,
-            connections: self.connections,
-            ublk: self.ublk.unwrap_or(false),
-            vhost_user: self.vhost_user,
-            vfio_user: self.vfio_user,
-            description: self.description.unwrap_or_default(),
             origin: self.origin,
+            settings: TenantSettings {
+                description: self.description.unwrap_or_default(),
+                weight,
+                read_only: self.read_only.unwrap_or(false),
+                urgent: self.urgent.unwrap_or(false),
+                target,
+                caps,
+                group,
+                reservation,
+                identity: self.identity.as_deref().map(Identity::from),
+                users,
+                connections: self.connections,
+                ublk: self.ublk.unwrap_or(false),
+                vhost_user: self.vhost_user,
+                vfio_user: self.vfio_user,
+            },
         })
     }
 }
@@ -466,8 +540,10 @@ fn no_room(tenant: &Tenant, size: u64, device: u64, gaps: &[(u64, u64)]) -> Refu
 
 #[cfg(test)]
 mod tests {
+    use fairq_core::{Cap, Caps, Counted, Reservation, Side, Weight};
+    use fairq_host::nbd::session::users::Users;
+
     use super::*;
-    use fairq_core::{Cap, Counted, Side};
 
     fn tenants(specs: &[&str]) -> Result<Vec<Tenant>, String> {
         specs
@@ -494,16 +570,18 @@ mod tests {
             "db=10G,weight=300,offset=1G,read_only=true,urgent=true,latency=200us,latency-percentile=99.9,floor=25%,max-iops=1k,write-max-bandwidth=10M/s,burst=1s,min-iops=500,min-bandwidth=1M/s,identity=db.example.org,uid=7,user=root,connections=9,ublk,description=orders,, and more",
         ])
         .unwrap()[0];
-        let expected =
-            Tenant {
-                name: "db".into(),
+        let expected = Tenant {
+            name: "db".into(),
+            size: Some(10 << 30),
+            offset: Some(1 << 30),
+            path: None,
+            create: false,
+            store: None,
+            keep_data: false,
+            origin: Origin::Flag,
+            settings: TenantSettings {
+                description: "orders, and more".into(),
                 weight: Weight::new(300).unwrap(),
-                size: Some(10 << 30),
-                offset: Some(1 << 30),
-                path: None,
-                create: false,
-                store: None,
-                keep_data: false,
                 read_only: true,
                 urgent: true,
                 target: Target::new(200_000, 1_000, 25),
@@ -518,17 +596,31 @@ mod tests {
                 ublk: true,
                 vhost_user: None,
                 vfio_user: None,
-                description: "orders, and more".into(),
-                origin: Origin::Flag,
-            };
+            },
+        };
         assert_eq!(*tenant, expected);
         assert_eq!(tenants(&["db,weight=7"]), tenants(&["db=weight=7"]));
-        assert_eq!(tenants(&["db"]).unwrap()[0].weight, Weight::DEFAULT);
+        assert_eq!(tenants(&["db"]).unwrap()[0].settings.weight, Weight::DEFAULT);
         let own = &tenants(&["db=1G,path=/srv/db.img,create,store=fast"]).unwrap()[0];
         assert_eq!(own.store.as_deref(), Some("fast"));
         let shared = tenants(&["db=1G,store=fast"]).unwrap_err().to_string();
         assert!(shared.contains("add path=FILE"), "{shared}");
         assert_eq!((own.path.as_deref(), own.create), (Some("/srv/db.img".as_ref()), true));
+    }
+
+    #[test]
+    fn groups_of_users_have_a_key_of_their_own() {
+        let gids = |spec: &str| tenants(&[spec]).unwrap().remove(0).settings.users.gids;
+        assert_eq!(gids("db,unix-group=root+4711"), [0, 4711]);
+        assert_eq!(gids("db,unix-group=4711,group=root"), [4711, 0]);
+        let warning = |spec: &str| spec.parse::<TenantTable>().unwrap().warning(&[]);
+        assert_eq!(warning("db,unix-group=root"), None);
+        let text = warning("db,group=root+backup").unwrap();
+        assert!(text.contains("write unix-group = \"root+backup\""), "{text}");
+        let nobody = TenantTable { unix_group: Some(List(Vec::new())), ..TenantTable::default() };
+        let nobody = TenantTable { name: "db".into(), ..nobody };
+        let refused = nobody.complete(Path::new("/"), &[], &Directory::default()).unwrap_err();
+        assert!(refused.to_string().contains("unix-group name nobody"), "{refused}");
     }
 
     #[test]

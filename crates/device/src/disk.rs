@@ -12,8 +12,8 @@
 //! **Left out.** Zones (all tracks have the same length), skew, a cache for writes, which are
 //! queued like reads, and any limit on a command's wait.
 //!
-//! **Parameters.** Those of the profile, which is data, with points that the model must reproduce,
-//! as those of [`crate::ssd`].
+//! **Parameters.** The profile has them as data, with points that the model must reproduce, like
+//! the profiles of [`crate::ssd`].
 
 use fairq_core::Op;
 use serde::Deserialize;

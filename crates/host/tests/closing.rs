@@ -19,8 +19,8 @@ use fairq_host::io::budget::Budget;
 use fairq_host::io::memory::Memory;
 use fairq_host::io::ring::Ring;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::Limits;
-use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::serve::conn::{Connect, Limits, Pass};
+use fairq_host::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Request,

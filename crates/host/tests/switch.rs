@@ -24,8 +24,8 @@ use fairq_core::{
 use fairq_host::device::paced::{Pace, PacedDevice};
 use fairq_host::io::clock::Clock;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::Limits;
-use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::serve::conn::{Connect, Limits, Pass};
+use fairq_host::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{self, Command, CommandFlags, EXTENDED_REQUEST_LEN};
 use fairq_host::shard::Message;

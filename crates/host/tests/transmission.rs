@@ -11,8 +11,8 @@ use fairq_core::mqfq::{Mqfq, MqfqConfig};
 use fairq_core::{FlowId, Native, Policy, Weight};
 use fairq_host::device::ram::RamDevice;
 use fairq_host::io::wakers::Wakers;
-use fairq_host::nbd::serve::conn::Limits;
-use fairq_host::nbd::serve::front::{Connect, Message as NbdMessage, NbdFront, Pass};
+use fairq_host::nbd::serve::conn::{Connect, Limits, Pass};
+use fairq_host::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use fairq_host::nbd::serve::survey::Surveyor;
 use fairq_host::nbd::wire::proto::{
     Command, CommandFlags, EXTENDED_REQUEST_LEN, NbdError, Negotiated, Request,

@@ -14,12 +14,12 @@ pub(crate) const SEED: u64 = 1;
 /// `fairq lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: LabCommand,
 }
 
-/// What to do in the lab.
+/// A command of the lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Print every claim, and whether there is an experiment for it yet
@@ -35,7 +35,7 @@ pub struct LabRunArgs {
     /// for those that take seconds; or scenario files (.toml)
     #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
     pub ids: Vec<String>,
-    /// All claims of a paper, or what is asked beyond them
+    /// All claims of a paper, or the questions beyond them
     #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
     pub paper: Option<String>,
     /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
@@ -47,17 +47,17 @@ pub struct LabRunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
     /// Run claims also with each constant of the models that is a guess or derived, at both ends of
-    /// what it could be (crates/lab/constants.toml), on the first seed: tells which verdicts hang
-    /// on it. Takes some thirty times as long
+    /// what it could be (crates/lab/constants.toml), on the first seed: reports the verdicts that
+    /// depend on it. Takes some thirty times as long
     #[arg(long)]
     pub band: bool,
     /// Run claims that do not hold also with what they may hang on taken away or replaced, and
     /// those of applications with proxies that are set by one number of their paper
-    /// (crates/lab/ablations.toml), on the first seed: tells what would make claims hold, and what
-    /// such proxies predict. Takes up to three times as long
+    /// (crates/lab/ablations.toml), on the first seed: reports the changes that would make claims
+    /// hold, and the predictions of such proxies. Takes up to three times as long
     #[arg(long)]
     pub ablations: bool,
-    /// How many experiments at a time [default: one for each CPU]
+    /// The number of experiments at a time [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
     /// The policies to compare on scenario files, as for bench; `all` for all of them [default:
@@ -71,7 +71,7 @@ pub struct LabRunArgs {
     /// their data (CSV); of scenario files: report.md, figures, results.csv and results.json
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Scenario files: run each tenant alone first, with policy none, to tell its slowdown
+    /// Scenario files: run each tenant alone first, with policy none, to measure its slowdown
     #[arg(long)]
     pub alone: bool,
     /// Scenario files: put each tenant's whole histogram of latencies into the JSON

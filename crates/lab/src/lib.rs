@@ -9,7 +9,7 @@
 //! | [`args`], `command` | the command line and its commands |
 
 pub mod args;
-mod band;
+mod band_table;
 mod claims;
 mod command;
 mod figure;

@@ -8,7 +8,7 @@ use fairq_config::table::plain_table;
 use crate::claims::{Paper, frozen};
 use crate::figure::Table;
 use crate::record::{Claim, Record};
-use crate::{band, flips};
+use crate::{band_table, flips};
 
 /// Width of tables in columns if the terminal's is not known.
 const USUAL_WIDTH: u16 = 120;
@@ -56,7 +56,7 @@ pub(crate) fn table(record: &Record) -> String {
 
 /// The tables beside the claims: ablations, proxies and the band.
 pub(crate) fn beside(record: &Record) -> Vec<Table> {
-    let tables = [flips::table(record), flips::predictions(record), band::table(record)];
+    let tables = [flips::table(record), flips::predictions(record), band_table::table(record)];
     tables.into_iter().flatten().collect()
 }
 

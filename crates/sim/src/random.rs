@@ -4,7 +4,7 @@
 //! on the version of a library. `rand`'s small generators and its distributions promise neither.
 //! ChaCha with eight rounds is a published function (and `rand_chacha` keeps to it), has
 //! independent streams, so that a thread's requests do not change when another thread is added, and
-//! costs about a nanosecond per number. How a number is brought into a range is done here.
+//! costs about a nanosecond per number. This module scales a number into a range.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

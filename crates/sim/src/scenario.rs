@@ -176,13 +176,13 @@ pub const SECOND: u64 = 1_000_000_000;
 /// Period, in nanoseconds, after which threads that are not pinned are placed anew, where D2FQ's
 /// Figure 15 is run.
 ///
-/// It follows from how Linux balances (`sd_init` and Documentation/scheduler/sched-domains.rst): an
-/// idle CPU looks for a thread to take over once every n milliseconds, where n is the number of
-/// CPUs of its domain, 8 on the paper's machine, and finds one if another CPU has two runnable
-/// threads. 750 K requests a second at 3.9 us ([`crate::host`]) keep eight CPUs busy 37 % of the
-/// time and each of 16 threads 18 %: one of seven CPUs has two runnable threads 21 % of the time,
-/// so eight CPUs that are idle 63 % of it take 132 threads a second, and each moves every 120 ms on
-/// average.
+/// It follows from the balancing of Linux (`sd_init` and
+/// Documentation/scheduler/sched-domains.rst): an idle CPU searches for a thread to take over once
+/// every n milliseconds, where n is the number of CPUs of its domain, 8 on the paper's machine, and
+/// finds one if another CPU has two runnable threads. 750 K requests a second at 3.9 us
+/// ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads 18 %: one of
+/// seven CPUs has two runnable threads 21 % of the time, so eight CPUs that are idle 63 % of it
+/// take 132 threads a second, and each moves every 120 ms on average.
 pub const MOVES_NS: u64 = 120 * MS;
 
 /// Times are shorter than this, some eighteen years, so sums of a few times do not overflow.

@@ -133,7 +133,7 @@ macro_rules! verbs {
     };
 }
 
-/// What the verbs that are called seldom answer.
+/// The answers of the verbs that are called seldom.
 pub struct Others {
     has_room: bool,
     has_grown: bool,
@@ -165,7 +165,7 @@ verbs!(
     AnyPort<Native>: any_submit any_next any_complete any_others,
 );
 
-/// What `run` must notice.
+/// A violation that `run` must find.
 #[allow(unused_mut, unused_variables)]
 fn canary(given: usize) -> usize {
     let mut result = given;

@@ -196,18 +196,18 @@ fn verdict(outcomes: &[Outcome]) -> String {
     let preempted = outcomes.iter().map(|outcome| outcome.preempted).fold(0.0, f64::max);
     match find(outcomes) {
         Finding::Differ => format!(
-            "The classes differ as they are told to: d2fq can share this device, up to {most:.0}:1 \
+            "The classes differ by their weights: d2fq can share this device, up to {most:.0}:1 \
              as it was loaded here."
         ),
         Finding::Alike => {
-            "The classes do not differ as they are told to: what is outstanding does not wait in \
+            "The classes do not differ by their weights: what is outstanding does not wait in \
              the queues. The \
              device is faster\nthan its clients here, or fetches too much at a time: a smaller \
              window, or use mqfq."
                 .into()
         }
         Finding::Unknown => format!(
-            "Whether the classes differ cannot be said: others had the CPU {preempted:.0} times a \
+            "It is not known whether the classes differ: others had the CPU {preempted:.0} times a \
              second, and meanwhile the \
              queues ran empty.\nTry again when the machine has nothing else to do."
         ),
@@ -243,7 +243,7 @@ mod tests {
         assert!(verdict(&outcomes([1.0, 7.0, 30.0], 400.0)).contains("up to 30:1"));
         assert!(
             verdict(&outcomes([1.0, 4.0, 9.0], 400.0))
-                .contains("cannot be said: others had the CPU 400 times")
+                .contains("not known whether the classes differ: others had the CPU 400 times")
         );
         assert!(verdict(&outcomes([1.0, 4.0, 9.0], 10.0)).contains("do not differ"));
     }

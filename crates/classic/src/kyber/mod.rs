@@ -12,9 +12,9 @@
 //! and changes the depths towards the targets (`latency`). A returned token goes to the ports that
 //! wait for one, in turn, so that no port starves beside another, however small the depth.
 //!
-//! **What it does not do.** It knows no flows beyond counting them: a flow that sends more gets
-//! more. Weights mean nothing here; [`kyber_fair`](fairq_core::kyber_fair) adds them. It is
-//! work-conserving within the depths, and holds back requests beyond them on purpose.
+//! **Left out.** It knows no flows beyond counting them: a flow that sends more gets more. Weights
+//! mean nothing here; [`kyber_fair`](fairq_core::kyber_fair) adds them. It is work-conserving
+//! within the depths, and holds back requests beyond them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
 //! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:

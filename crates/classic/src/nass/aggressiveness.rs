@@ -7,7 +7,7 @@
 //! more than one flow; then a flow that sends or completes a request, and occupies more than the
 //! average of these flows, has its limit halved.
 //!
-//! # What the paper leaves open
+//! # Points that the paper leaves open
 //! - *The least limit by halving* is the one that makes the flow average: `dispatched x its part of
 //!   all channels / its channels`. Halving is to make a flow average; a flow below the average is
 //!   the one whose requests wait. Without this bound a flow that happens to have one request too

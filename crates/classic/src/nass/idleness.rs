@@ -10,7 +10,7 @@
 //! arrival falls out of the ring, the flow has none left there. Only then, and only for a flow that
 //! is expected or has no request staged or on the device, is there something to do.
 //!
-//! # What the paper leaves open
+//! # Points that the paper leaves open
 //! - *The end of deceptive idleness.* In the paper it ends when the flow has a request staged. Of
 //!   two requests that arrive together the second would then find no place kept. Here the flow
 //!   stays deceptively idle while it has at most `reserve` requests.

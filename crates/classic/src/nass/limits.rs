@@ -4,7 +4,7 @@
 //! A new flow sets all limits to their flows' parts of `queue_length`. This changes one number, the
 //! *round*: each flow updates its own limit when it next sends or completes a request.
 //!
-//! # What the paper leaves open
+//! # Points that the paper leaves open
 //! - *Recovery of a limit.* The paper only halves limits, and sets them anew when a flow comes;
 //!   after a burst, a flow would be at 1 until then. Here each completion of a flow that finds no
 //!   cause to halve its limit raises it by one; this needs no time and no parameter. It is raised

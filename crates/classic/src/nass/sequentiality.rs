@@ -5,7 +5,7 @@
 //! rises, so that requests wait and can be merged; and raises it by one when it fell (lines 7 to
 //! 13).
 //!
-//! # What the paper leaves open
+//! # Points that the paper leaves open
 //! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
 //! - *Requests that can be merged* are those that [were merged](fairq_core::serial::merge): NASS
 //!   gets the same calls as the scheduler inside. If requests are not merged (`merge_bytes` is 0)

@@ -18,7 +18,7 @@ pub(crate) struct CtlArgs {
     /// Print JSON instead of text
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// What to ask or change.
+    /// A query or a change.
     #[command(subcommand)]
     pub(crate) command: CtlCommand,
 }
@@ -45,7 +45,7 @@ pub(crate) struct TopArgs {
 // A variant is the method of its name, and its fields are the parameters. `crate::ctl` translates
 // those whose arguments are written otherwise than the method takes them. This is no doc comment,
 // since clap would print it.
-/// What to ask or change.
+/// A query or a change.
 #[derive(Debug, Serialize, Subcommand)]
 #[serde(tag = "method", content = "params", rename_all = "snake_case")]
 pub(crate) enum CtlCommand {
@@ -129,13 +129,13 @@ pub(crate) enum CtlCommand {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
-        /// How long its requests may take from arrival to completion: 200us, say, or off
+        /// The longest time from a request's arrival to its completion: 200us, say, or off
         #[arg(value_name = "TIME")]
         latency: Option<String>,
-        /// Of which percentile, 50 to 99.9999 [default: 99]
+        /// The percentile of its requests that meets it, 50 to 99.9999 [default: 99]
         #[arg(long, value_name = "PERCENTILE")]
         percentile: Option<String>,
-        /// What all others together keep of what weights give them [default: 50%]
+        /// The part of their share by weight that all others together keep [default: 50%]
         #[arg(long, value_name = "PART")]
         floor: Option<String>,
     },
@@ -166,7 +166,7 @@ pub(crate) enum CtlCommand {
         /// Its name, after those of the groups that it is in: acme/batch
         #[arg(value_name = "NAME")]
         group: String,
-        /// What it has from now on; or off: it is taken away, if no tenant is in it
+        /// Its keys from now on; or off, which takes the group away if no tenant is in it
         #[arg(value_name = "KEY=VALUE|off", required = true)]
         keys: Vec<String>,
     },
@@ -178,7 +178,19 @@ pub(crate) enum CtlCommand {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
-        /// What it has from now on
+        /// Its keys from now on
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        keys: Vec<String>,
+    },
+    /// Change keys of a tenant, as they are written in its table
+    ///
+    /// A key that is not named stays; KEY=off takes one away. Keys that clients get when they
+    /// connect need a restart, such as read-only and uid.
+    Set {
+        /// Its name
+        #[arg(value_name = "NAME")]
+        tenant: String,
+        /// Its keys from now on
         #[arg(value_name = "KEY=VALUE", required = true)]
         keys: Vec<String>,
     },
@@ -228,7 +240,7 @@ pub(crate) enum CtlCommand {
     /// The configuration
     #[serde(skip)]
     Config {
-        /// What to do with it.
+        /// The action on it.
         #[command(subcommand)]
         command: ConfigCommand,
     },
@@ -255,7 +267,7 @@ pub(crate) enum CtlCommand {
     ///
     /// Meanwhile each shard keeps its last decisions in memory: when a request arrives, goes to the
     /// device (virtual time, start tag, class, free slots), is held back (and why) and completes.
-    /// Recording takes CPU; a server records nothing unless it is told to.
+    /// Recording takes CPU; a server records only during this command.
     #[serde(skip)]
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
@@ -272,21 +284,21 @@ pub(crate) enum CtlCommand {
 /// `fairq ctl trace`.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// How long to record, up to 600; a number alone is seconds
+    /// The time of the recording, up to 600 s; a number alone is seconds
     #[arg(long, value_name = "TIME", default_value = "1", value_parser = parse_time)]
     pub(crate) seconds: Nanos,
-    /// How many of its last decisions each shard keeps, up to 1048576 [default: 262144]
+    /// The number of its last decisions that each shard keeps, up to 1048576 [default: 262144]
     #[arg(long, value_name = "N")]
     pub(crate) events: Option<u64>,
-    /// How to write them
+    /// The format
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: TraceFormat,
-    /// Where to write them, in place of standard output
+    /// The file to write, in place of standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
 
-/// How a recording is written.
+/// The format of a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum TraceFormat {
     /// A line for each decision
@@ -297,7 +309,7 @@ pub(crate) enum TraceFormat {
     Csv,
 }
 
-/// What to do with the configuration.
+/// An action on the configuration.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Print the configuration in force, as a file that could be given to serve

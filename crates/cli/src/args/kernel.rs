@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use fairq_config::flags::{EXIT_STATUS, parse_time};
 use fairq_config::units::Nanos;
 
-/// What to ask or change.
+/// A query or a change.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelCommand {
     /// Show the drives, their schedulers, and what each cgroup gets
@@ -21,7 +21,7 @@ pub(crate) enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Select a drive's scheduler, or change what it is told
+    /// Select a drive's scheduler, or change its parameters
     ///
     /// Keys are `scheduler`, `nr_requests` and the files in queue/iosched, which differ by
     /// scheduler: `fairq kernel status` shows them. `scheduler` comes before all others. Values
@@ -29,7 +29,7 @@ pub(crate) enum KernelCommand {
     Set {
         /// The drive, such as nvme0n1
         device: String,
-        /// What to set
+        /// The scheduler, and its parameters
         #[arg(value_name = "KEY=VALUE", required = true)]
         values: Vec<String>,
     },
@@ -49,7 +49,7 @@ pub(crate) enum KernelCommand {
     /// While this runs each cgroup's weight for fairq is that one, and one written by hand is
     /// overwritten.
     Follow {
-        /// How often to look
+        /// The time between two checks
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_time)]
         every: Nanos,
         /// Look once, and end
@@ -63,7 +63,7 @@ pub(crate) enum KernelCommand {
         /// Write it to this file, which is replaced at once, every 15 seconds
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// How often to write it
+        /// The time between two writes
         #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_time)]
         every: Nanos,
     },
@@ -73,7 +73,7 @@ pub(crate) enum KernelCommand {
 #[derive(Debug, Args)]
 #[command(after_help = examples(), subcommand_required = true)]
 pub(crate) struct KernelArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: KernelCommand,
 }

@@ -10,12 +10,12 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Args)]
 #[command(subcommand_required = true)]
 pub(crate) struct LayoutArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: LayoutCommand,
 }
 
-/// What to do with the layout record of a file or block device.
+/// An action on the layout record of a file or block device.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LayoutCommand {
     /// Show whose each range is

@@ -30,17 +30,17 @@ use texts::{ctl_examples, serve_examples};
 #[derive(Debug, Parser)]
 #[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
 pub(crate) struct Cli {
-    /// What to log: error, warn, info, debug, trace, or directives such as info,fairq_host=debug
-    /// [env: FAIRQ_LOG]
+    /// The log's level: error, warn, info, debug, trace, or directives such as
+    /// info,fairq_host=debug [env: FAIRQ_LOG]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a device to tenants over NBD
@@ -92,7 +92,7 @@ pub(crate) enum Command {
     /// A profile describes a device: its queues, times and bandwidths, and what is known of it.
     #[command(after_help = device_examples())]
     Device {
-        /// What to do with them.
+        /// The action on them.
         #[command(subcommand)]
         command: DeviceCommand,
     },

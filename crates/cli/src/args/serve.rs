@@ -47,10 +47,10 @@ pub(crate) struct ServeArgs {
     /// requests), min-iops and min-bandwidth (what it has at least in a second, while the device
     /// can), group=NAME (a group of tenants; see --group),
     /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
-    /// group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
-    /// (the most; default: half of all), vhost-user=PATH and vfio-user=PATH (sockets where a guest
-    /// attaches it, as a virtio disk and as an NVMe controller), ublk (a block device of this
-    /// machine), description. A comma in a value is written twice.
+    /// unix-group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
+    /// (the most; default: half of all), vhost-user=PATH and vfio-user=PATH
+    /// (sockets where a guest attaches it, as a virtio disk and as an NVMe controller), ublk (a
+    /// block device of this machine), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// A group of tenants, which share what it has; may be given many times
@@ -63,7 +63,7 @@ pub(crate) struct ServeArgs {
     /// (weight and caps are that cgroup's io.weight and io.max). A tenant is in it by group=NAME.
     #[arg(long, value_name = "NAME[,KEY=VALUE…]")]
     pub(crate) group: Vec<GroupTable>,
-    /// How to share: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
+    /// The policy: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
     /// bfq | bfq-na | flashfq | fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then
     /// keys
     ///
@@ -160,7 +160,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// What the flags say, in the form that a file has.
+    /// The flags in the form of a file.
     pub(crate) fn settings(self) -> Settings {
         let flag = |given: bool| given.then_some(true);
         Settings {

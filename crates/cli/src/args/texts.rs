@@ -1,4 +1,4 @@
-//! What stands at the end of each help: examples, units and the exit status.
+//! The end of each help: examples, units and the exit status.
 
 use fairq_config::flags::{EXIT_STATUS, UNITS};
 

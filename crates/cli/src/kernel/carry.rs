@@ -16,9 +16,9 @@ use super::sysfs::{Cgroup, Machine, Weights};
 pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Result<()> {
     let mut is_first = true;
     // A failed write is reported once.
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     loop {
-        let Looked { seen, written, failed } = look(machine);
+        let Checked { seen, written, failed } = check(machine);
         if is_first && seen == 0 {
             if !machine.has_io_weights() {
                 let text = "the kernel has no io.weight (CONFIG_BLK_CGROUP_IOCOST), so there is \
@@ -35,7 +35,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
             println!("lines carried over: {written}, cgroups: {seen}");
         }
         for complaint in failed {
-            if told.insert(complaint.clone()) {
+            if reported.insert(complaint.clone()) {
                 eprintln!("fairq: {complaint}");
             }
         }
@@ -53,7 +53,7 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
 
 /// The result of one pass.
 #[derive(PartialEq, Debug)]
-struct Looked {
+struct Checked {
     /// Cgroups with an `io.weight`.
     seen: usize,
     written: usize,
@@ -61,25 +61,25 @@ struct Looked {
 }
 
 /// Writes the weights that differ.
-fn look(machine: &Machine) -> Looked {
+fn check(machine: &Machine) -> Checked {
     let drives = machine.drives().into_iter().filter(|drive| drive.knobs.is_some());
     let numbers: Vec<_> = drives.map(|drive| drive.number).collect();
-    let mut looked = Looked { seen: 0, written: 0, failed: Vec::new() };
+    let mut checked = Checked { seen: 0, written: 0, failed: Vec::new() };
     for Cgroup { name, weights, .. } in machine.cgroups() {
         let (Some(wanted), Some(has)) = (machine.io_weights(&name), weights) else { continue };
-        looked.seen += 1;
+        checked.seen += 1;
         for line in lines(&wanted, &has, &numbers) {
             match machine.write_weight(&name, &line) {
-                Ok(()) => looked.written += 1,
+                Ok(()) => checked.written += 1,
                 // The cgroup has been removed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => looked.failed.push(format!(
+                Err(error) => checked.failed.push(format!(
                     "cannot write `{line}` to io.fairq.weight of {name}: {error} (root may)"
                 )),
             }
         }
     }
-    looked
+    checked
 }
 
 /// The lines to write so that `has` equals `wanted` on these drives.
@@ -119,7 +119,7 @@ mod tests {
         let machine = machine(root.path());
         let folder = root.path().join("cgroups/db");
         std::fs::write(folder.join("io.weight"), "default 700\n").unwrap();
-        let Looked { seen, written, failed } = look(&machine);
+        let Checked { seen, written, failed } = check(&machine);
         // `db` from 300 to 700, and `web/front` from 50 to 100.
         assert_eq!((seen, written, failed), (3, 2, vec![]));
         let has = std::fs::read_to_string(folder.join("io.fairq.weight")).unwrap();

@@ -2,7 +2,7 @@
 //! other calls.
 //!
 //! The first call that needs such work starts it and is refused as unfinished; the server repeats
-//! the call until the work is done. Names of users are looked up this way, because a directory
+//! the call until the work is done. Names of users are resolved this way, because a directory
 //! service may take seconds, and configurations are read this way, because they may have thousands
 //! of tenants.
 

@@ -46,7 +46,7 @@ impl CpuWaits {
     }
 
     /// Adds the sample of the second that ends now, and logs a change.
-    pub(super) fn tell(&mut self, now: Duration, shards: &[ShardCounters]) {
+    pub(super) fn log(&mut self, now: Duration, shards: &[ShardCounters]) {
         let waited_ns =
             shards.iter().map(|shard| shard.cpu.map_or(0, |cpu| cpu.waited_ns)).collect();
         match (self.count(now, waited_ns), self.is_told) {
@@ -77,8 +77,8 @@ mod tests {
                 _ => 0,
             };
             waited_ns += percent * 10_000_000;
-            let told_now = waits.count(Duration::from_secs(second), vec![7, waited_ns]);
-            told.extend(told_now.map(|percent| (second, percent)));
+            let logged_now = waits.count(Duration::from_secs(second), vec![7, waited_ns]);
+            told.extend(logged_now.map(|percent| (second, percent)));
         }
         assert_eq!(told, [(23, 24), (75, 4)]);
     }

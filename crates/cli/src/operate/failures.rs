@@ -48,7 +48,7 @@ impl Failures {
     }
 
     /// Counts tenants' failures in the second that ends now, and logs beginnings and ends.
-    pub(super) fn tell<'a>(
+    pub(super) fn log<'a>(
         &mut self,
         now: Duration,
         tenants: impl Iterator<Item = (&'a str, &'a TenantStats)>,
@@ -77,7 +77,9 @@ fn cure(errno: i32) -> &'static str {
         Errno::FBIG => {
             "raise the limit on file sizes (ulimit -f) or take a file system of larger files"
         }
-        _ => "the kernel's log may say why; each client is told of its own requests",
+        _ => {
+            "the kernel's log may have the reason; each client gets the errors of its own requests"
+        }
     }
 }
 

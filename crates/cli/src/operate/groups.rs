@@ -7,40 +7,24 @@ use fairq_config::access::Directory;
 use fairq_config::group::{self, Described, GroupTable};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::Settings;
-use fairq_config::units::{Bandwidth, Count};
+use fairq_config::tenant::TenantTable;
 use fairq_config::{caps, latency};
-use fairq_core::{CapStats, Caps, ReservationState, ReservedStats, ShareStats, Target};
-use fairq_host::server::{Admin, Change, GroupStatus, Member, Status, TenantList};
+use fairq_core::{CapStats, ReservationState, ShareStats, Target};
+use fairq_host::server::{Admin, GroupStatus, Member, Status, TenantList, TenantSettings};
 use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::Console;
 use super::rpc::Fault;
 use crate::parts::server_group;
+use crate::view;
 
 /// The value that removes a key.
 const OFF: &str = "off";
 
-/// The new group and reservation of a tenant.
-#[derive(Clone)]
-pub(super) struct Place {
-    pub(super) group: Option<String>,
-    pub(super) reservation: group::Written,
-}
-
 /// A value in the form of the command line.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn parsed<T>(key: &str, value: &str) -> Result<Option<T>, Fault>
-where
-    T: std::str::FromStr<Err = String>,
-{
-    match value {
-        OFF => Ok(None),
-        value => value.parse().map(Some).map_err(|text| Fault::params(format!("{key}: {text}"))),
-    }
 }
 
 impl Console {
@@ -77,12 +61,12 @@ impl Console {
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
         // Targets can be refused one by one, so they are set before the group itself changes.
         let changed = self
-            .settle(admin, &all, None)
+            .set_targets(admin, &all)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
         if let Err(fault) = changed {
             // The groups that were changed before get their old settings back.
             let known = self.known_groups().map_err(Fault::from)?;
-            self.settle(admin, &known, None)?;
+            self.set_targets(admin, &known)?;
             return Err(fault);
         }
         let result = json!({
@@ -95,8 +79,8 @@ impl Console {
         Ok(result)
     }
 
-    /// Whether the machine has a group of users of this name. Unfinished while the name is looked
-    /// up.
+    /// Whether the machine has a group of users of this name. Unfinished while the name is
+    /// resolved.
     fn is_of_users(&mut self, name: &str) -> Result<bool, Refusal> {
         let what = format!("group {name}: looking up whether it is one of users (getent group)");
         let wanted = name.to_owned();
@@ -113,6 +97,12 @@ impl Console {
         Ok(groups)
     }
 
+    /// Warns of groups of users under the key `group`.
+    pub(super) fn warn_of_groups<'a>(&self, tables: impl Iterator<Item = &'a TenantTable>) {
+        let groups = self.known_groups().unwrap_or_default();
+        tables.filter_map(|table| table.warning(&groups)).for_each(|text| tracing::warn!("{text}"));
+    }
+
     /// Marks the groups whose names are also names of groups of users.
     fn mark_ambiguous(&self, groups: &mut [group::Group]) {
         for group in groups {
@@ -120,27 +110,22 @@ impl Console {
         }
     }
 
-    /// Sets the latency targets of all tenants, or of one, according to these groups.
-    pub(super) fn settle(
-        &self,
-        admin: &mut dyn Admin,
-        groups: &[group::Group],
-        only: Option<&str>,
-    ) -> Result<(), Fault> {
+    /// Sets the latency targets of all tenants according to these groups.
+    fn set_targets(&self, admin: &mut dyn Admin, groups: &[group::Group]) -> Result<(), Fault> {
         let tenants = admin.tenants();
         let tables = self.settings.tenant.iter().map(Spanned::get_ref);
-        let mut changes = Vec::new();
-        for table in tables.filter(|table| only.is_none_or(|name| table.name == name)) {
+        let mut updates = Vec::new();
+        for table in tables {
             let target = table.target(groups).map_err(Fault::params)?;
-            let now = tenants.find(&table.name).map(|member| member.tenant.target);
-            if now.is_some_and(|now| now != target) {
-                changes.push((table.name.clone(), Change::Target(target)));
+            let now = tenants.find(&table.name).map(|member| &member.tenant.settings);
+            if let Some(now) = now.filter(|now| now.target != target) {
+                updates.push((table.name.clone(), TenantSettings { target, ..now.clone() }));
             }
         }
-        if changes.is_empty() {
+        if updates.is_empty() {
             return Ok(());
         }
-        admin.change(&changes).into_iter().try_for_each(|made| made.map_err(Fault::refused))
+        admin.update(&updates).into_iter().try_for_each(|made| made.map_err(Fault::refused))
     }
 
     /// Updates groups that follow cgroups.
@@ -214,71 +199,22 @@ impl Console {
         name: &str,
         keys: &Map<String, Value>,
     ) -> Result<Value, Fault> {
-        let groups = self.known_groups().map_err(Fault::from)?;
-        let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
-        let table = tables.find(|table| table.name == name);
-        let table = table.ok_or_else(|| Fault::refused(format!("there is no tenant {name}")))?;
-        let mut reservation = table.reservation();
-        let mut group = table.group_of(&groups).map_err(Fault::params)?;
+        let groups = self.known_groups()?;
+        let mut table = self.table(name)?;
         for (key, value) in keys {
-            let value = text(value);
-            match key.as_str() {
-                "group" if value == OFF => group = None,
-                "group" if groups.iter().any(|of| of.name == value) => group = Some(value),
-                "group" => {
-                    return Err(Fault::params(format!(
-                        "there is no group {value}: add it with `group {value} weight=100`, say"
-                    )));
-                }
-                "min-iops" => reservation.iops = parsed::<Count>(key, &value)?,
-                "min-bandwidth" => reservation.bandwidth = parsed::<Bandwidth>(key, &value)?,
-                key => {
-                    return Err(Fault::params(format!(
-                        "no key {key}: write group, min-iops or min-bandwidth"
-                    )));
-                }
+            if key != "group" && !group::KEYS.contains(&key.as_str()) {
+                return Err(Fault::params(format!(
+                    "no key {key}: write group, min-iops or min-bandwidth"
+                )));
             }
+            table.set(key, &text(value), &groups).map_err(Fault::params)?;
         }
-        let caps = admin.tenants().find(name).map(|member| member.tenant.caps).unwrap_or_default();
-        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
-        reservation.reservation(&caps).map_err(refuse)?;
-        self.set_place(admin, name, &Place { group, reservation })
-    }
-
-    /// Sets a tenant's group and reservation.
-    pub(super) fn set_place(
-        &mut self,
-        admin: &mut dyn Admin,
-        name: &str,
-        to: &Place,
-    ) -> Result<Value, Fault> {
-        let tenants = admin.tenants();
-        let member = tenants.find(name);
-        let tenant = member.map(|member| member.tenant.clone());
-        let refuse = |text| Fault::params(format!("tenant {name}: {text}"));
-        // Caps are left out: `share` and a reload's plan have compared them, and a reload may
-        // change them later.
-        let wanted = to.reservation.reservation(&Caps::default()).map_err(refuse)?;
-        let change = Change::Place { group: to.group.clone(), reservation: wanted };
-        admin.change_one(name, change).map_err(Fault::refused)?;
-        let groups = self.known_groups().map_err(Fault::from)?;
-        let mut tables = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
-        if let Some(table) = tables.find(|table| table.name == name) {
-            (table.min_iops, table.min_bandwidth) = (to.reservation.iops, to.reservation.bandwidth);
-            table.set_group(to.group.as_deref(), &groups);
-        }
-        self.settle(admin, &groups, Some(name))?;
-        let named = |group: Option<&str>| group.unwrap_or("none").to_owned();
-        let before = tenant.map(|tenant| {
-            let (group, reservation) = (named(tenant.group.as_deref()), tenant.reservation);
-            format!("group {group}, reservation {}", Described(reservation))
-        });
-        let now = named(to.group.as_deref());
-        Ok(json!({
-            "tenant": name,
-            "from": before,
-            "to": format!("group {now}, reservation {}", Described(wanted)),
-        }))
+        let (before, now) = self.update(admin, table)?;
+        let words = |of: &TenantSettings| {
+            let group = of.group.as_deref().unwrap_or("none");
+            format!("group {group}, reservation {}", Described(of.reservation))
+        };
+        Ok(json!({ "tenant": name, "from": words(&before), "to": words(&now) }))
     }
 
     /// Adds or changes these groups, and stores the tables of `wanted`; groups that are gone stay.
@@ -321,18 +257,18 @@ impl Console {
 }
 
 /// The groups, with their members.
-pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> Value {
+pub(super) fn shown(settings: &Settings, now: &Status, tenants: &TenantList) -> Vec<view::Group> {
     let known = settings.known_groups().unwrap_or_default();
     let find = |name: &str| known.iter().find(|group| group.name == name);
     let target = |name: &str| find(name).and_then(|group| group.target);
     let mut members: HashMap<&str, Vec<&str>> = HashMap::new();
     for Member { tenant, .. } in tenants.members() {
-        if let Some(group) = &tenant.group {
+        if let Some(group) = &tenant.settings.group {
             members.entry(group).or_default().push(&tenant.name);
         }
     }
     let members = |name: &str| members.get(name).map(Vec::as_slice).unwrap_or_default();
-    let of = |of: &GroupStatus| json_of(of, target(&of.group.name), members(&of.group.name));
+    let of = |of: &GroupStatus| view_of(of, target(&of.group.name), members(&of.group.name));
     now.groups.iter().map(of).collect()
 }
 
@@ -350,20 +286,20 @@ fn describe(group: &group::Group) -> String {
     text
 }
 
-fn json_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> Value {
-    json!({
-        "name": of.group.name,
-        "weight": of.group.weight.get(),
-        "effective_weight": f64::from(of.weight.in_256ths()) / 256.0,
-        "min_iops": of.group.reservation.iops(),
-        "min_bandwidth": of.group.reservation.bytes(),
-        "members": of.members,
-        "active": of.active,
-        "tenants": tenants,
-        "caps": of.caps.as_ref().map(super::caps::json),
-        "promised": phrases([least(of.group.reservation, None), of.caps.as_ref().and_then(most)]),
-        "latency": target.map(latency::describe),
-    })
+fn view_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> view::Group {
+    view::Group {
+        name: of.group.name.clone(),
+        weight: of.group.weight.get(),
+        effective_weight: f64::from(of.weight.in_256ths()) / 256.0,
+        min_iops: of.group.reservation.iops(),
+        min_bandwidth: of.group.reservation.bytes(),
+        members: of.members,
+        active: of.active,
+        tenants: tenants.iter().map(|name| (*name).to_owned()).collect(),
+        caps: of.caps.as_ref().map(super::caps::view),
+        promised: phrases([least(of.group.reservation, None), of.caps.as_ref().and_then(most)]),
+        latency: target.map(latency::describe),
+    }
 }
 
 /// The promises in a few words; `None` for none.
@@ -391,7 +327,7 @@ fn most(of: &CapStats) -> Option<String> {
 /// A tenant's group, reservation and caps, in a few words.
 pub(super) fn promised(now: &Status, member: &Member) -> Option<String> {
     let share = now.share_of(member);
-    let group = member.tenant.group.as_ref().map(|group| match share {
+    let group = member.tenant.settings.group.as_ref().map(|group| match share {
         Some(share) => format!("{group}, effective weight {}", share.weight.get()),
         None => group.clone(),
     });
@@ -411,36 +347,33 @@ pub(super) fn word(state: ReservationState) -> &'static str {
 }
 
 /// A tenant's effective weight and reservation.
-pub(super) fn json(stats: &ShareStats) -> Value {
+pub(super) fn view(stats: &ShareStats) -> view::Place {
     let ShareStats { share, weight, granted, state, requests, bytes, ahead, is_active } = stats;
-    json!({
-        "effective_weight": f64::from(weight.in_256ths()) / 256.0,
-        "active": is_active,
-        "min_iops": share.reservation.iops(),
-        "min_bandwidth": share.reservation.bytes(),
-        "granted_iops": granted.iops(),
-        "granted_bandwidth": granted.bytes(),
-        "reservation": word(*state),
-        "iops": requests,
-        "bytes_per_s": bytes,
-        "ahead": ahead,
-    })
+    view::Place {
+        effective_weight: f64::from(weight.in_256ths()) / 256.0,
+        active: *is_active,
+        min_iops: share.reservation.iops(),
+        min_bandwidth: share.reservation.bytes(),
+        granted_iops: granted.iops(),
+        granted_bandwidth: granted.bytes(),
+        reservation: word(*state).into(),
+        iops: *requests,
+        bytes_per_s: *bytes,
+        ahead: *ahead,
+    }
 }
 
 /// The reserved part of each store's device.
-pub(super) fn reserved(now: &Status) -> Value {
-    let of = |reserved: &ReservedStats| {
-        json!({
-            "asked": reserved.asked_ppm as f64 / 1e6,
-            "granted": reserved.granted_ppm as f64 / 1e6,
-            "device_iops": reserved.requests_per_s,
-            "device_bytes_per_s": reserved.bytes_per_s,
-        })
-    };
+pub(super) fn reserved(now: &Status) -> Vec<view::Reserved> {
     let stores = now.stores.iter().filter_map(|store| {
-        let mut object = of(store.policy.reserved.as_ref()?);
-        object["store"] = json!(store.name);
-        Some(object)
+        let reserved = store.policy.reserved.as_ref()?;
+        Some(view::Reserved {
+            store: store.name.clone(),
+            asked: reserved.asked_ppm as f64 / 1e6,
+            granted: reserved.granted_ppm as f64 / 1e6,
+            device_iops: reserved.requests_per_s,
+            device_bytes_per_s: reserved.bytes_per_s,
+        })
     });
     stores.collect()
 }

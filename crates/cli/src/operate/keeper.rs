@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use crate::view::{Layout, ReservedRange};
 use fairq_config::layout::pool::Pool;
 use fairq_config::layout::record::{Held, LayoutError, Record};
 use fairq_config::refusal::Refusal;
-use serde_json::{Value, json};
 
 /// Time that a call waits for its write; most disks need less.
 const MOMENT: Duration = Duration::from_millis(2);
@@ -468,27 +468,20 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// The file or block device.
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// Ranges of names that are not served.
-    pub(super) fn reserved(&self, is_served: impl Fn(&str) -> bool) -> impl Iterator<Item = &Held> {
-        self.record.ranges().iter().filter(move |held| !is_served(&held.name))
-    }
-
     /// The record for `status`; ranges of names that are not served are reserved.
-    pub(super) fn json(&self, is_served: impl Fn(&str) -> bool) -> Value {
-        let reserved = self.reserved(is_served);
-        let range =
-            |held: &Held| json!({ "name": held.name, "offset": held.offset, "size": held.size });
-        json!({
-            "path": &*self.path,
-            "id": self.record.id,
-            "size": self.record.size,
-            "reserved": reserved.map(range).collect::<Vec<_>>(),
-        })
+    pub(super) fn view(&self, is_served: impl Fn(&str) -> bool) -> Layout {
+        let ranges = self.record.ranges().iter().filter(|held| !is_served(&held.name));
+        let range = |held: &Held| ReservedRange {
+            name: held.name.clone(),
+            offset: held.offset,
+            size: held.size,
+        };
+        Layout {
+            path: self.path.to_string(),
+            id: self.record.id.clone(),
+            size: self.record.size,
+            reserved: ranges.map(range).collect(),
+        }
     }
 }
 

@@ -4,27 +4,22 @@
 //! been met for [`CALM`] seconds. Shorter changes of the state are not logged.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use fairq_core::{Target, TargetState, TargetStats};
-use fairq_host::server::{Admin, Change, Status, TenantList};
+use fairq_host::server::{Admin, Status, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
-use fairq_config::tenant::TenantTable;
+use crate::view::{LatencyTarget, TargetOfTenant};
+use fairq_config::latency;
 use fairq_config::units::{Nanos, Part, Percentile};
-use fairq_config::{group, latency};
 
 /// Seconds in a row of a new state before it is logged.
 const CALM: u32 = 3;
 
 /// A tenant's target as configured.
-pub(super) type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
-
-pub(super) fn written(table: &TenantTable) -> Written {
-    (table.latency, table.latency_percentile, table.floor)
-}
+type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
 impl Console {
     /// Sets a tenant's target, or removes it if none is given.
@@ -34,76 +29,64 @@ impl Console {
         name: &str,
         said: Written,
     ) -> Result<Value, Fault> {
-        let own = latency::target(said.0, said.1, said.2)
-            .map_err(|text| Fault::params(format!("tenant {name}: {text}")))?;
-        let member = admin.tenants().find(name).cloned();
-        let of_group = || {
-            let groups = self.known_groups().ok()?;
-            group::target(member.as_ref()?.tenant.group.as_deref(), &groups)
-        };
+        let mut table = self.table(name)?;
         // Without a target of its own the tenant has its group's, as at the start.
-        let target = own.or_else(of_group);
-        let before = admin.tenants().find(name).and_then(|member| member.tenant.target);
-        admin.change_one(name, Change::Target(target)).map_err(Fault::refused)?;
-        let mut tables =
-            Arc::make_mut(&mut self.settings).tenant.iter_mut().map(toml::Spanned::get_mut);
-        if let Some(table) = tables.find(|table| table.name == name) {
-            (table.latency, table.latency_percentile, table.floor) = said;
-        }
-        let told = |target: Option<Target>| target.map(latency::describe);
-        Ok(json!({ "tenant": name, "from": told(before), "to": told(target) }))
+        (table.latency, table.latency_percentile, table.floor) = said;
+        let (before, now) = self.update(admin, table)?;
+        let words = |target: Option<Target>| target.map(latency::describe);
+        Ok(json!({ "tenant": name, "from": words(before.target), "to": words(now.target) }))
     }
 }
 
 /// The targets of tenants, with their state.
-pub(super) fn all(tenants: &TenantList, now: &Status) -> Value {
+pub(super) fn all(tenants: &TenantList, now: &Status) -> Vec<TargetOfTenant> {
     let targets = tenants.members().filter_map(|member| {
         let stats = now.target_of(member)?;
-        Some(json!({
-            "tenant": member.tenant.name,
-            "target": latency::describe(stats.target),
-            "state": latency::state(stats.state),
-            "cause": latency::cause(stats),
-            "completed": stats.completed,
-            "late": stats.late,
-        }))
+        Some(TargetOfTenant {
+            tenant: member.tenant.name.clone(),
+            target: latency::describe(stats.target),
+            state: latency::state(stats.state).into(),
+            cause: latency::cause(stats),
+            completed: stats.completed,
+            late: stats.late,
+        })
     });
     targets.collect()
 }
 
 /// A tenant's target and its state.
-pub(super) fn json(stats: &TargetStats) -> Value {
+pub(super) fn view(stats: &TargetStats) -> LatencyTarget {
     let target = stats.target;
-    json!({
-        "target_ns": target.latency_ns(),
-        "percentile": f64::from(1_000_000 - target.late_ppm()) / 10_000.0,
-        "floor_percent": target.floor_percent(),
-        "state": latency::state(stats.state),
-        "cause": latency::cause(stats),
-        "completed": stats.completed,
-        "late": stats.late,
-        "alone_mean_ns": null,
-        "weight": stats.weight.get(),
-        "slots_bound": stats.bound,
-    })
+    LatencyTarget {
+        target_ns: target.latency_ns(),
+        percentile: f64::from(1_000_000 - target.late_ppm()) / 10_000.0,
+        floor_percent: target.floor_percent(),
+        state: latency::state(stats.state).into(),
+        cause: latency::cause(stats),
+        completed: stats.completed,
+        late: stats.late,
+        alone_mean_ns: None,
+        weight: stats.weight.get(),
+        slots_bound: stats.bound.map(u64::from),
+    }
 }
 
 /// The state of each tenant's target in the log.
 #[derive(Default)]
-pub(super) struct Teller {
+pub(super) struct TargetLog {
     spells: HashMap<String, Spell>,
 }
 
 struct Spell {
     /// The state that was logged last.
-    told: TargetState,
+    logged: TargetState,
     /// Seconds in a row with another state.
     seconds: u32,
 }
 
-impl Teller {
+impl TargetLog {
     /// Logs the states that are new in the second that ends now.
-    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
+    pub(super) fn log(&mut self, now: &Status, tenants: &TenantList) {
         self.spells.retain(|name, _| tenants.find(name).is_some());
         for member in tenants.members() {
             let Some(stats) = now.target_of(member) else { continue };
@@ -130,10 +113,10 @@ impl Teller {
     /// is logged at once.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
         // At first a target counts as met, so that only a missed one is logged.
-        let met = Spell { told: TargetState::Met, seconds: 0 };
+        let met = Spell { logged: TargetState::Met, seconds: 0 };
         let spell = self.spells.entry(tenant.to_owned()).or_insert(met);
         // An idle tenant has no latencies, so its target has no state.
-        if state == TargetState::Idle || state == spell.told {
+        if state == TargetState::Idle || state == spell.logged {
             spell.seconds = 0;
             return false;
         }
@@ -141,7 +124,7 @@ impl Teller {
         if spell.seconds < CALM && state != TargetState::Device {
             return false;
         }
-        *spell = Spell { told: state, seconds: 0 };
+        *spell = Spell { logged: state, seconds: 0 };
         true
     }
 }
@@ -152,14 +135,15 @@ mod tests {
 
     #[test]
     fn a_target_is_told_when_it_is_missed_for_a_while_and_when_it_is_met_again() {
-        let mut teller = Teller::default();
+        let mut target_log = TargetLog::default();
         use TargetState::{Device, Idle, Met, Missed};
         let seconds = [
             Met, Missed, Met, Missed, Missed, Missed, Missed, Idle, Met, Met, Met, Device, Missed,
             Device,
         ];
-        let news: Vec<usize> =
-            (0..seconds.len()).filter(|&second| teller.is_news("db", seconds[second])).collect();
+        let news: Vec<usize> = (0..seconds.len())
+            .filter(|&second| target_log.is_news("db", seconds[second]))
+            .collect();
         assert_eq!(news, [5, 10, 11]);
     }
 }

@@ -175,7 +175,7 @@ impl Console {
     }
 
     /// Checks whether the shared file has grown.
-    pub(super) fn look_for_growth(&mut self, admin: &dyn Admin) {
+    pub(super) fn check_growth(&mut self, admin: &dyn Admin) {
         if let (Some(layout), Some(size)) = (&mut self.layout, admin.size_of(0)) {
             layout.fit(size);
         }

@@ -16,11 +16,11 @@ use fairq_config::settings::{self, Settings, Source};
 use fairq_config::tenant::{Range, Tenant, TenantTable, layout};
 use fairq_config::units::Size;
 use fairq_config::weight::WeightSource;
+use fairq_core::TuneError;
 use fairq_core::registry::Knob;
-use fairq_core::{TuneError, Weight};
 use fairq_host::device::file::FileSpec;
-use fairq_host::server::{self, Admin, AdminError, Change, Member};
-use serde_json::{Value, json};
+use fairq_host::server::{self, Admin, AdminError, Member, TenantSettings};
+use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::Console;
@@ -69,23 +69,25 @@ impl Console {
         settings
     }
 
-    /// Adds a tenant from its text. Unfinished while its users are looked up, or its file is
-    /// opened.
+    /// Adds a tenant from its text. Unfinished while its users are resolved, or its file is opened.
     pub(super) fn add(&mut self, admin: &mut dyn Admin, spec: &str) -> Result<Value, Fault> {
         let table: TenantTable = spec.parse().map_err(Fault::params)?;
         let tenant = self.completed(spec, &table).and_then(|new| {
-            self.add_tables(admin, &[(table, new)]).pop().expect("one result for each table")
+            self.add_tables(admin, &[(table.clone(), new)])
+                .pop()
+                .expect("one result for each table")
         });
         if !tenant.as_ref().is_err_and(Refusal::is_temporary) {
             self.adding.forget(spec);
         }
-        let server::Tenant { name, size, base, weight, caps, .. } = tenant?;
-        let warning = warn(&format!("tenant {name}"), &caps);
+        let server::Tenant { name, size, base, settings, .. } = tenant?;
+        self.warn_of_groups(std::iter::once(&table));
+        let warning = warn(&format!("tenant {name}"), &settings.caps);
         Ok(json!({
             "tenant": name,
             "size": size,
             "offset": base,
-            "weight": weight.get(),
+            "weight": settings.weight.get(),
             "warning": warning,
             "table": self.table_text(&name),
             "config": self.given.file.as_ref().and_then(|file| file.canonicalize().ok()),
@@ -295,7 +297,7 @@ impl Console {
         }
         if !keep && !has_own {
             self.disown(name).map_err(|error| {
-                self.forget_look();
+                self.drop_snapshots();
                 if error.is_temporary() {
                     // The write goes on, and the keeper puts it in force when it ends.
                     return Fault::unfinished(format!(
@@ -338,27 +340,78 @@ impl Console {
         results
     }
 
+    /// A tenant's keys.
+    pub(super) fn table(&self, name: &str) -> Result<TenantTable, Fault> {
+        let mut tables = self.settings.tenant.iter().map(Spanned::get_ref);
+        let table = tables.find(|table| table.name == name);
+        table.cloned().ok_or_else(|| Fault::refused(AdminError::NoSuchTenant(name.into())))
+    }
+
+    /// Gives a tenant these keys; returns its settings before and now.
+    pub(super) fn update(
+        &mut self,
+        admin: &mut dyn Admin,
+        table: TenantTable,
+    ) -> Result<(TenantSettings, TenantSettings), Fault> {
+        let groups = self.known_groups()?;
+        let wanted = table.settings(&self.plan.cgroup_root, &groups).map_err(Fault::params)?;
+        let tenants = admin.tenants();
+        let before = tenants.find(&table.name).map(|member| member.tenant.settings.clone());
+        let before =
+            before.ok_or_else(|| Fault::refused(AdminError::NoSuchTenant(table.name.clone())))?;
+        let now = before.updated(&wanted);
+        let updated = admin.update(&[(table.name.clone(), now.clone())]);
+        updated.into_iter().collect::<Result<(), _>>().map_err(Fault::refused)?;
+        self.write_tables([table]);
+        Ok((before, now))
+    }
+
+    /// Stores the keys of tenants.
+    pub(super) fn write_tables(&mut self, tables: impl IntoIterator<Item = TenantTable>) {
+        let mut tables: HashMap<String, TenantTable> =
+            tables.into_iter().map(|table| (table.name.clone(), table)).collect();
+        let known = Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut);
+        for known in known {
+            if let Some(table) = tables.remove(&known.name) {
+                *known = table;
+            }
+        }
+    }
+
+    /// Changes keys of a tenant; `off` takes one away.
+    pub(super) fn set(
+        &mut self,
+        admin: &mut dyn Admin,
+        name: &str,
+        keys: &Map<String, Value>,
+    ) -> Result<Value, Fault> {
+        let groups = self.known_groups()?;
+        let (old, mut new) = (self.table(name)?, self.table(name)?);
+        for (key, value) in keys {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let refused = |text| Fault::params(format!("tenant {name}: {text}"));
+            new.set(key, &value, &groups).map_err(refused)?;
+        }
+        let of = |table: &TenantTable| Settings {
+            tenant: vec![Spanned::new(0..0, table.clone())],
+            ..Settings::default()
+        };
+        let mut differ = changes::between(&of(&old), &of(&new));
+        differ.iter_mut().for_each(|change| change.done = true);
+        let (_, now) = self.update(admin, new)?;
+        let warning = warn(&format!("tenant {name}"), &now.caps);
+        Ok(json!({ "tenant": name, "changes": differ, "warning": warning }))
+    }
+
     pub(super) fn weight(
         &mut self,
         admin: &mut dyn Admin,
         name: &str,
         source: WeightSource,
     ) -> Result<Value, Fault> {
-        let weight = source.now(&self.plan.cgroup_root).map_err(Fault::params)?;
-        let before = admin.tenants().find(name).map(|member| member.tenant.weight);
-        admin.change_one(name, Change::Weight(weight)).map_err(Fault::refused)?;
-        self.write_weight(name, source);
-        Ok(json!({ "tenant": name, "from": before.map(Weight::get), "to": weight.get() }))
-    }
-
-    fn write_weight(&mut self, name: &str, source: WeightSource) {
-        if let Some(table) = Arc::make_mut(&mut self.settings)
-            .tenant
-            .iter_mut()
-            .find(|table| table.get_ref().name == name)
-        {
-            table.get_mut().weight = Some(source);
-        }
+        let table = TenantTable { weight: Some(source), ..self.table(name)? };
+        let (before, now) = self.update(admin, table)?;
+        Ok(json!({ "tenant": name, "from": before.weight.get(), "to": now.weight.get() }))
     }
 
     /// Updates the weights of tenants that follow cgroups.
@@ -377,20 +430,23 @@ impl Console {
                 tracing::debug!(tenant = name, "{error}");
             });
             let weight = weight.ok()?;
-            let is_new = tenants.find(name).is_some_and(|member| member.tenant.weight != weight);
-            is_new.then(|| (name.clone(), Change::Weight(weight)))
+            let now = &tenants.find(name)?.tenant.settings;
+            (now.weight != weight).then(|| (name.clone(), TenantSettings { weight, ..now.clone() }))
         });
-        let changes: Vec<(String, Change)> = changed.collect();
-        if changes.is_empty() {
+        let updates: Vec<(String, TenantSettings)> = changed.collect();
+        if updates.is_empty() {
             return;
         }
-        for ((tenant, change), made) in changes.iter().zip(admin.change(&changes)) {
-            match (change, made) {
-                (Change::Weight(weight), Ok(())) => {
-                    tracing::info!(tenant, weight = weight.get(), "the cgroup's weight changed");
+        for ((tenant, now), made) in updates.iter().zip(admin.update(&updates)) {
+            match made {
+                Ok(()) => {
+                    tracing::info!(
+                        tenant,
+                        weight = now.weight.get(),
+                        "the cgroup's weight changed"
+                    );
                 }
-                (_, Ok(())) => {}
-                (_, Err(error)) => {
+                Err(error) => {
                     tracing::warn!(tenant, %error, "cannot follow the cgroup's weight");
                 }
             }
@@ -474,7 +530,7 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
-        // All parameters are looked up before one changes: if one needs another policy, this one
+        // All parameters are checked before one changes: if one needs another policy, this one
         // stays as it is.
         for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
@@ -533,11 +589,6 @@ pub(super) fn warn_of_policy(settings: &Settings, before: &Settings) {
 /// Settings with only the policy's keys.
 fn policy_only(settings: &Settings) -> Settings {
     Settings { policy: settings.policy.clone(), ..Settings::default() }
-}
-
-/// The tenants' tables by name.
-pub(super) fn by_name(settings: &Settings) -> HashMap<&str, &TenantTable> {
-    settings.tenant.iter().map(Spanned::get_ref).map(|table| (&*table.name, table)).collect()
 }
 
 /// The specification of a tenant's own file for the device.

@@ -1,33 +1,26 @@
-//! The metrics, in the Prometheus text format.
+//! The metrics, in the Prometheus text format, from the [view](crate::view) of the server.
 //!
-//! Names end in their unit, counters in `_total`; times are seconds. Labels are `tenant`, `device`
-//! and `shard`; no sample has both a tenant and a shard, so the number of series grows with the sum
-//! of both, not with their product. At most [`MOST_TENANTS`] tenants have series of their own; the
-//! rest are summed under one name.
+//! Names end in their unit, counters in `_total`; times are seconds. A tenant's series have the
+//! labels `tenant` and `device`: the name of the tenant's store, as in the label `store` of the
+//! series of stores and their policies. Series of shards have the label `shard`. No sample has both
+//! a tenant and a shard, so the number of series grows with the sum of both, not with their
+//! product. At most [`MOST_TENANTS`] tenants have series of their own; the others of a store are
+//! summed under one name.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Arc;
 
-use fairq_config::settings::Plan;
-use fairq_core::{CostStats, DepthState, DepthStats, FlowId, Stats, TokenStats};
-use fairq_host::observe::cpu_time::CpuTime;
 use fairq_host::observe::interference::{GROUPS, group};
 use fairq_host::observe::log_limit::STRANGERS;
-use fairq_host::observe::stats::TenantStats;
-use fairq_host::server::{Member, Status, StoreStatus, TenantList};
-use fairq_host::shard::fence::FenceStats;
+use fairq_host::observe::stats::{ClientRequests, TenantStats};
+use fairq_host::server::{Status, TURN_BOUNDS_NS, TenantList};
 use hdrhistogram::Histogram;
 
-use super::keeper::Shown;
-use super::overview::depth_state;
-use crate::status::Now;
+use super::overview::{OTHERS, Snapshot, counted};
+use crate::view::{self, DepthState, PolicyState, Shard, Store, TenantRow};
 
-mod control;
-mod layout;
 mod promised;
-
-use promised::{caps, groups, targets};
 
 /// The most tenants with series of their own.
 const MOST_TENANTS: usize = 500;
@@ -48,8 +41,12 @@ const BUCKETS_NS: [u64; 14] = [
     409_600_000,
     1_638_400_000,
 ];
-/// The label for all tenants without series of their own.
-const OTHERS: &str = "(others)";
+
+/// Labels of a sample.
+type Labels<'a> = Vec<(&'a str, &'a str)>;
+/// A family of samples: its name, its help text, and the value of a subject; a subject without a
+/// value has no sample.
+type Family<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
 /// Families of samples.
 #[derive(Default)]
@@ -90,334 +87,353 @@ impl Text {
         self.0
     }
 
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.family(name, kind, help);
-        self.sample(name, &[], value);
+    /// Families of the same subjects.
+    fn families<T>(&mut self, families: &[Family<T>], subjects: &[(Labels<'_>, &T)]) {
+        for (name, help, value) in families {
+            let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+            self.family(name, kind, help);
+            for (labels, subject) in subjects {
+                if let Some(value) = value(subject) {
+                    self.sample(name, labels, value);
+                }
+            }
+        }
     }
-}
 
-/// A tenant's numbers.
-struct Subject {
-    name: String,
-    weight: Option<u16>,
-    stats: Arc<TenantStats>,
-    /// Its last second; `None` before its first, `Some(None)` while idle.
-    second: Option<Option<Now>>,
-}
-
-/// The tenants with series of their own, and one subject for the rest.
-fn subjects(
-    now: &Status,
-    tenants: &TenantList,
-    second: &HashMap<FlowId, Option<Now>>,
-) -> Vec<Subject> {
-    let stats = |member: &Member| now.totals.tenants[usize::from(member.number())].clone();
-    let mut members = tenants.members();
-    let mut subjects: Vec<Subject> = members
-        .by_ref()
-        .take(MOST_TENANTS)
-        .map(|member| Subject {
-            name: member.tenant.name.clone(),
-            weight: Some(member.tenant.weight.get()),
-            stats: stats(member),
-            second: second.get(&member.flow).copied(),
-        })
-        .collect();
-    if members.len() > 0 {
-        let mut all = TenantStats::default();
-        members.for_each(|member| all.add(&stats(member)));
-        subjects.push(Subject {
-            name: OTHERS.into(),
-            weight: None,
-            stats: Arc::new(all),
-            second: None,
-        });
-    }
-    subjects
-}
-
-/// Writes of connections that have ended, and the requests that waited for them.
-fn ended(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
-    type Ended = fn(&FenceStats) -> f64;
-    let families: [(&str, &str, &str, Ended); 2] = [
-        (
-            "fairq_tenant_ended_writes",
-            "gauge",
-            "Writes of the tenant's ended connections that are still under way: requests of others \
-             that overlap them wait.",
-            |of| of.left as f64,
-        ),
-        (
-            "fairq_tenant_ended_waits_total",
-            "counter",
-            "Requests that waited for writes of an ended connection. Tenants without any have no \
-             sample.",
-            |of| of.waited as f64,
-        ),
-    ];
-    for (name, kind, help, value) in families {
-        text.family(name, kind, help);
-        for member in tenants.members().take(MOST_TENANTS) {
-            let stats = now.fence_of(member);
-            if stats != FenceStats::default() {
-                let labels = [("tenant", member.tenant.name.as_str()), ("device", device)];
-                text.sample(name, &labels, value(&stats));
+    /// Families that are left out if no subject has a value.
+    fn some_families<T>(&mut self, families: &[Family<T>], subjects: &[(Labels<'_>, &T)]) {
+        for family in families {
+            if subjects.iter().any(|(_, subject)| family.2(subject).is_some()) {
+                self.families(&[*family], subjects);
             }
         }
     }
 }
 
+/// A tenant, or the others of a store together.
+struct Subject<'a> {
+    tenant: view::Tenant,
+    /// The name of its store.
+    store: String,
+    stats: Cow<'a, TenantStats>,
+    /// Whether its last second is known; it is not for several tenants together.
+    is_measured: bool,
+}
+
+impl Subject<'_> {
+    fn labels(&self) -> Labels<'_> {
+        vec![("tenant", &self.tenant.row.name), ("device", &self.store)]
+    }
+
+    /// A value of its last second; 0 while it is idle.
+    fn last(&self, value: fn(&view::LastSecond) -> f64) -> Option<f64> {
+        self.is_measured.then(|| self.tenant.row.last_second.as_ref().map_or(0.0, value))
+    }
+}
+
+/// The tenants with series of their own, and a subject for the others of each store.
+fn subjects(snapshot: &Snapshot) -> Vec<Subject<'_>> {
+    let members = || snapshot.tenants.members();
+    let mut subjects: Vec<Subject<'_>> = snapshot
+        .tenants(MOST_TENANTS)
+        .into_iter()
+        .zip(members())
+        .map(|(tenant, member)| Subject {
+            store: tenant.row.store.clone().unwrap_or_default(),
+            stats: Cow::Borrowed(snapshot.stats(member)),
+            is_measured: snapshot.is_measured(member),
+            tenant,
+        })
+        .collect();
+    let mut others: BTreeMap<u16, TenantStats> = BTreeMap::new();
+    for member in members().skip(MOST_TENANTS) {
+        others.entry(member.store).or_default().add(snapshot.stats(member));
+    }
+    let stores = &snapshot.now.stores;
+    let name = |number| stores.iter().find(|store| store.number == number);
+    subjects.extend(others.into_iter().map(|(number, stats)| {
+        let together = counted(&stats);
+        Subject {
+            tenant: view::Tenant {
+                row: TenantRow { name: OTHERS.into(), ..together.row },
+                ..together
+            },
+            store: name(number).map(|store| store.name.clone()).unwrap_or_default(),
+            stats: Cow::Owned(stats),
+            is_measured: false,
+        }
+    }));
+    subjects
+}
+
 /// All metrics.
-pub(super) fn text(
-    now: &Status,
-    tenants: &TenantList,
-    second: &HashMap<FlowId, Option<Now>>,
-    plan: &Plan,
-    shown: Option<&Shown>,
-) -> String {
+pub(super) fn text(snapshot: &Snapshot) -> String {
     let mut text = Text::default();
-    server(&mut text, now, tenants, plan);
-    control::control(&mut text, now);
-    layout::reserved(&mut text, shown, tenants);
-    let device = plan.device.describe();
-    layout::outdated(&mut text, tenants, &device);
-    log(&mut text);
-    per_tenant(&mut text, &subjects(now, tenants, second), &device);
-    targets(&mut text, now, tenants, &device);
-    caps(&mut text, now, tenants, &device);
-    groups(&mut text, now, tenants, &device);
-    shards(&mut text, now);
-    policy(&mut text, now);
-    interference(&mut text, now, tenants);
+    let (status, now) = (snapshot.status(), &snapshot.now);
+    server(&mut text, &status, snapshot.policy_name());
+    control(&mut text, now);
+    layout(&mut text, status.layout.as_ref());
+    let subjects = subjects(snapshot);
+    let labelled: Vec<(Labels<'_>, &Subject<'_>)> =
+        subjects.iter().map(|subject| (subject.labels(), subject)).collect();
+    tenants(&mut text, &labelled);
+    promised::tenants(&mut text, &labelled);
+    promised::groups(&mut text, &snapshot.groups());
+    promised::stores(&mut text, &status.reserved);
+    shards(&mut text, &status.shards);
+    policy(&mut text, &status.summary);
+    interference(&mut text, now, &snapshot.tenants);
     text.0
 }
 
-fn server(text: &mut Text, now: &Status, tenants: &TenantList, plan: &Plan) {
+fn bit(is: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is)))
+}
+
+fn server(text: &mut Text, status: &view::Status, policy: &str) {
     text.family("fairq_info", "gauge", "Always 1; its labels say what runs.");
-    let labels = [
-        ("version", env!("CARGO_PKG_VERSION")),
-        ("policy", plan.policy.name()),
-        ("device", &plan.device.describe()),
-    ];
+    let device = &status.summary.device;
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("policy", policy), ("device", device)];
     text.sample("fairq_info", &labels, 1.0);
-    text.one(
-        "fairq_uptime_seconds",
-        "gauge",
-        "Time since the server started.",
-        now.elapsed.as_secs_f64(),
-    );
-    text.one(
-        "fairq_upgrades_total",
-        "counter",
-        "Times that another program has taken the server over (fairq ctl upgrade).",
-        now.upgrades as f64,
-    );
-    text.one("fairq_tenants", "gauge", "Tenants being served.", tenants.members().len() as f64);
-    text.one(
-        "fairq_draining",
-        "gauge",
-        "1 while the server drains: it takes no more connections.",
-        f64::from(u8::from(now.is_draining)),
-    );
-    text.one(
-        "fairq_connections_memory_bytes",
-        "gauge",
-        "Memory that connections hold for requests and replies; given back when they are idle.",
-        now.memory.0 as f64,
-    );
-    text.one(
-        "fairq_connections_memory_limit_bytes",
-        "gauge",
-        "The most that it may be (limits.memory), but for one request of a tenant: at it requests wait, and no \
-         new connection is taken.",
-        now.memory.1 as f64,
-    );
-    let name = "fairq_tenant_write_back_error";
-    text.family(
-        name,
-        "gauge",
-        "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be lost; \
-         until `fairq ctl clear-error TENANT`. Others have no sample.",
-    );
-    for member in tenants.members().filter(|member| now.write_back_errno(member).is_some()) {
-        text.sample(name, &[("tenant", &member.tenant.name)], 1.0);
-    }
-    ended(text, now, tenants, &plan.device.describe());
-    text.one(
-        "fairq_cut_off_files",
-        "gauge",
-        "Files that became shorter while they were served: what was behind their end is lost, and \
-         requests there fail. `fairq ctl status` names them.",
-        now.cut_off.len() as f64,
-    );
-    type Value = fn(&StoreStatus) -> f64;
-    let families: [(&str, &str, Value); 5] = [
+    let families: [Family<view::Status>; 7] = [
+        ("fairq_uptime_seconds", "Time since the server started.", |of| Some(of.summary.uptime_s)),
+        (
+            "fairq_upgrades_total",
+            "Times that another program has taken the server over (fairq ctl upgrade).",
+            |of| Some(of.upgrades as f64),
+        ),
+        ("fairq_tenants", "Tenants being served.", |of| Some(of.tenants as f64)),
+        ("fairq_draining", "1 while the server drains: it takes no more connections.", |of| {
+            bit(of.summary.draining)
+        }),
+        (
+            "fairq_connections_memory_bytes",
+            "Memory that connections hold for requests and replies; given back when they are idle.",
+            |of| Some(of.memory.used as f64),
+        ),
+        (
+            "fairq_connections_memory_limit_bytes",
+            "The most that it may be (limits.memory), but for one request of a tenant: at it \
+             requests wait, and no new connection is taken.",
+            |of| Some(of.memory.most as f64),
+        ),
+        (
+            "fairq_cut_off_files",
+            "Files that became shorter while they were served: what was behind their end is lost, \
+             and requests there fail. `fairq ctl status` names them.",
+            |of| Some(of.cut_off_files.len() as f64),
+        ),
+    ];
+    text.families(&families, &[(Labels::new(), status)]);
+    let families: [Family<Store>; 5] = [
         (
             "fairq_store_stuck",
             "1 for a store (a device, or what `store` of tenants names) that has not answered a \
              request for 5 seconds: its tenants wait. `fairq ctl status` names them.",
-            |store| f64::from(u8::from(store.is_stuck)),
+            |store| bit(store.stuck),
         ),
         (
             "fairq_store_oldest_request_seconds",
             "Age of the oldest request that the store has not answered.",
-            |store| store.oldest.as_secs_f64(),
+            |store| Some(store.oldest_s),
         ),
-        ("fairq_store_requests", "Requests that the store has and has not answered.", |store| {
-            store.on_device as f64
+        ("fairq_store_requests", "Operations that the store has and has not completed.", |store| {
+            Some(store.on_device as f64)
         }),
         (
             "fairq_store_slots",
-            "The most requests that the store may have (D); no sample where there is no limit. \
+            "The most operations that the store may have (D); no sample where there is no limit. \
              Each store has its own.",
-            |store| store.policy.slots.map_or(f64::NAN, |slots| slots as f64),
+            |store| store.slots.map(|slots| slots as f64),
         ),
         ("fairq_store_slots_free", "Slots of the store that are free.", |store| {
-            store.policy.free_slots.map_or(f64::NAN, |slots| slots as f64)
+            Some(store.slots?.saturating_sub(store.slots_in_use?) as f64)
         }),
     ];
-    for (name, help, value) in families {
-        text.family(name, "gauge", help);
-        for store in &now.stores {
-            let value = value(store);
-            // Prometheus would take NaN as a sample, so a missing value has no line.
-            if !value.is_nan() {
-                text.sample(name, &[("store", store.name.as_str())], value);
-            }
-        }
-    }
+    text.families(&families, &by_store(&status.summary.stores, |store| store));
+    let help = "Log lines about unauthenticated clients that were left out, because they came too \
+                fast.";
+    let name = "fairq_log_lines_suppressed_total";
+    text.family(name, "counter", help);
+    text.sample(name, &[], STRANGERS.suppressed() as f64);
 }
 
-fn log(text: &mut Text) {
-    text.one(
-        "fairq_log_lines_suppressed_total",
-        "counter",
-        "Log lines about unauthenticated clients that were left out, because they came too fast.",
-        STRANGERS.suppressed() as f64,
-    );
+/// A part of each store, with its label.
+fn by_store<T>(stores: &[Store], part: fn(&Store) -> &T) -> Vec<(Labels<'_>, &T)> {
+    stores.iter().map(|store| (vec![("store", &*store.name)], part(store))).collect()
 }
 
-fn per_tenant(text: &mut Text, subjects: &[Subject], device: &str) {
-    type Value = fn(&TenantStats) -> u64;
-    let ops: [(&str, Value); 3] = [
-        ("read", |stats| stats.reads),
-        ("write", |stats| stats.writes),
-        ("other", |stats| stats.others),
-    ];
-    let name = "fairq_tenant_operations_total";
-    text.family(
-        name,
-        "counter",
-        "Requests completed; a read or write beyond 64 KiB counts once for each piece of 64 KiB.",
-    );
-    for subject in subjects {
-        for (op, value) in ops {
-            let labels = [("tenant", subject.name.as_str()), ("device", device), ("op", op)];
-            text.sample(name, &labels, value(&subject.stats) as f64);
-        }
+/// The CPU time of the control thread for one event at a time.
+fn control(text: &mut Text, now: &Status) {
+    let name = "fairq_control_turn_cpu_seconds";
+    let help = "CPU time of the control thread's turns: in a turn it handles one event (a call, a \
+                scrape, a reload, a tick), and handshakes wait.";
+    text.family(name, "histogram", help);
+    let (bucket, mut below) = (format!("{name}_bucket"), 0);
+    for (bound, count) in TURN_BOUNDS_NS.iter().zip(now.control.classes) {
+        below += count;
+        let bound = (*bound as f64 * 1e-9).to_string();
+        text.sample(&bucket, &[("le", &bound)], below as f64);
     }
-    let counters: [(&str, &str, Value, f64); 9] = [
-        ("fairq_tenant_read_bytes_total", "Bytes read.", |stats| stats.read_bytes, 1.0),
-        ("fairq_tenant_written_bytes_total", "Bytes written.", |stats| stats.written_bytes, 1.0),
+    let count = now.control.count_all() as f64;
+    text.sample(&bucket, &[("le", "+Inf")], count);
+    text.sample(&format!("{name}_sum"), &[], now.control.cpu_ns as f64 * 1e-9);
+    text.sample(&format!("{name}_count"), &[], count);
+}
+
+/// The ranges of the layout record whose names are not served.
+fn layout(text: &mut Text, layout: Option<&view::Layout>) {
+    let families: [Family<view::Layout>; 2] = [
         (
-            "fairq_tenant_errors_total",
-            "Requests that the device failed.",
-            |stats| stats.errors,
-            1.0,
+            "fairq_layout_reserved_ranges",
+            "Ranges that the file's layout record keeps for names that no tenant has.",
+            |of| Some(of.reserved.len() as f64),
         ),
+        ("fairq_layout_reserved_bytes", "Their bytes, which no tenant can use.", |of| {
+            Some(of.reserved.iter().map(|range| range.size).sum::<u64>() as f64)
+        }),
+    ];
+    let files: Vec<_> = layout.iter().map(|of| (vec![("file", &*of.path)], *of)).collect();
+    text.families(&families, &files);
+}
+
+fn tenants(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
+    operations(text, subjects);
+    let families: [Family<Subject<'_>>; 16] = [
+        ("fairq_tenant_read_bytes_total", "Bytes read.", |of| Some(of.tenant.read_bytes as f64)),
+        ("fairq_tenant_written_bytes_total", "Bytes written.", |of| {
+            Some(of.tenant.written_bytes as f64)
+        }),
+        ("fairq_tenant_errors_total", "Operations that the device failed.", |of| {
+            Some(of.tenant.row.errors as f64)
+        }),
         (
             "fairq_tenant_staged_seconds_total",
-            "Time that requests waited in the scheduler, added up over requests.",
-            |stats| stats.staged_ns,
-            1e-9,
+            "Time that operations waited in the scheduler, added up over operations.",
+            |of| Some(of.tenant.staged_ns as f64 * 1e-9),
         ),
         (
             "fairq_tenant_device_seconds_total",
-            "Time that requests were on the device, added up over requests.",
-            |stats| stats.device_ns,
-            1e-9,
+            "Time that operations were on the device, added up over operations.",
+            |of| Some(of.tenant.device_ns as f64 * 1e-9),
         ),
         (
             "fairq_tenant_starved_seconds_total",
-            "Time in which the tenant had requests waiting in the scheduler and none on the device.",
-            |stats| stats.starved_ns,
-            1e-9,
+            "Time in which the tenant had operations waiting in the scheduler and none on the \
+             device.",
+            |of| Some(of.tenant.starved_ns as f64 * 1e-9),
         ),
         (
             "fairq_tenant_in_flight",
-            "Requests that the server has taken in and not completed.",
-            |stats| stats.in_flight,
-            1.0,
+            "Operations that the server has taken in and not completed.",
+            |of| Some(of.tenant.row.in_flight as f64),
         ),
-        (
-            "fairq_tenant_queue_length",
-            "Requests that wait in the scheduler.",
-            |stats| stats.staged,
-            1.0,
-        ),
-        (
-            "fairq_tenant_latency_max_seconds",
-            "The longest latency so far.",
-            |stats| stats.latency_ns.max(),
-            1e-9,
-        ),
-    ];
-    for (name, help, value, unit) in counters {
-        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        text.family(name, kind, help);
-        for subject in subjects {
-            let labels = [("tenant", subject.name.as_str()), ("device", device)];
-            text.sample(name, &labels, value(&subject.stats) as f64 * unit);
-        }
-    }
-    type Gauge = fn(&Subject) -> Option<f64>;
-    let gauges: [(&str, &str, Gauge); 3] = [
-        ("fairq_tenant_weight", "The tenant's weight.", |subject| subject.weight.map(f64::from)),
+        ("fairq_tenant_queue_length", "Operations that wait in the scheduler.", |of| {
+            Some(of.tenant.row.staged as f64)
+        }),
+        ("fairq_tenant_latency_max_seconds", "The longest latency of an operation so far.", |of| {
+            Some(of.tenant.latency_ns.max as f64 * 1e-9)
+        }),
+        ("fairq_tenant_weight", "The tenant's weight.", |of| {
+            (of.tenant.row.weight > 0).then(|| of.tenant.row.weight.into())
+        }),
         (
             "fairq_tenant_entitled_ratio",
-            "The tenant's weight divided by those of all tenants that had requests in the last \
-             second; 0 if this one had none.",
-            |subject| subject.second.map(|now| now.map_or(0.0, |now| now.entitled)),
+            "The tenant's weight divided by those of all tenants of its store that had requests \
+             in the last second; 0 if this one had none.",
+            |of| of.last(|last| last.entitled),
         ),
         (
             "fairq_tenant_received_ratio",
-            "The tenant's part of all bytes served in the last second.",
-            |subject| subject.second.map(|now| now.map_or(0.0, |now| now.share)),
+            "The tenant's part of all bytes that its store served in the last second.",
+            |of| of.last(|last| last.share),
+        ),
+        (
+            "fairq_tenant_write_back_error",
+            "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be \
+             lost; until `fairq ctl clear-error TENANT`. Others have no sample.",
+            |of| of.tenant.write_back_errno.map(|_| 1.0),
+        ),
+        (
+            "fairq_tenant_ended_writes",
+            "Writes of the tenant's ended connections that are still under way: requests of others \
+             that overlap them wait.",
+            |of| Some(of.tenant.ended.writes as f64).filter(|_| of.has_ended()),
+        ),
+        (
+            "fairq_tenant_ended_waits_total",
+            "Requests that waited for writes of an ended connection. Tenants without any have no \
+             sample.",
+            |of| Some(of.tenant.ended.waited as f64).filter(|_| of.has_ended()),
+        ),
+        (
+            "fairq_tenant_outdated_connections",
+            "Connections that have an earlier size of the tenant, until they connect again. \
+             Tenants without any have no sample.",
+            |of| {
+                let count: usize = of.tenant.outdated.iter().map(|of| of.connections).sum();
+                (count > 0).then_some(count as f64)
+            },
         ),
     ];
-    for (name, help, value) in gauges {
-        text.family(name, "gauge", help);
-        for subject in subjects {
-            if let Some(value) = value(subject) {
-                text.sample(name, &[("tenant", subject.name.as_str()), ("device", device)], value);
+    text.families(&families, subjects);
+    latencies(text, subjects);
+}
+
+impl Subject<'_> {
+    /// Whether a connection of the tenant has left writes, now or before.
+    fn has_ended(&self) -> bool {
+        self.tenant.ended != view::Ended::default()
+    }
+}
+
+/// The clients' requests, and the operations that they were cut into.
+fn operations(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
+    let of_tenant = |of: &view::Tenant| [of.reads, of.writes, of.others];
+    let of_clients = |of: &view::Tenant| {
+        let ClientRequests { reads, writes, others } = of.requests;
+        [reads, writes, others]
+    };
+    type Counts = fn(&view::Tenant) -> [u64; 3];
+    let families: [(&str, &str, Counts); 2] = [
+        (
+            "fairq_tenant_requests_total",
+            "Requests of the tenant's clients, each counted once whatever its length.",
+            of_clients,
+        ),
+        (
+            "fairq_tenant_operations_total",
+            "Operations completed: a read or write beyond 64 KiB is one for each piece of 64 KiB.",
+            of_tenant,
+        ),
+    ];
+    for (name, help, counts) in families {
+        text.family(name, "counter", help);
+        for (labels, subject) in subjects {
+            for (op, count) in ["read", "write", "other"].iter().zip(counts(&subject.tenant)) {
+                text.sample(name, &[&labels[..], &[("op", op)]].concat(), count as f64);
             }
         }
     }
-    latencies(text, subjects, device);
 }
 
-fn latencies(text: &mut Text, subjects: &[Subject], device: &str) {
+fn latencies(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
     text.family(
         "fairq_tenant_latency_seconds",
         "histogram",
-        "Time from a request's arrival to its completion.",
+        "Time from an operation's arrival to its completion.",
     );
     let bounds = BUCKETS_NS.map(|bound| (bound as f64 * 1e-9).to_string());
-    for Subject { name, stats, .. } in subjects {
-        let labels = [("tenant", name.as_str()), ("device", device)];
+    for (labels, Subject { stats, .. }) in subjects {
+        let bucket = "fairq_tenant_latency_seconds_bucket";
         for (le, below) in bounds.iter().zip(at_or_below(&stats.latency_ns)) {
-            let labels = [labels[0], labels[1], ("le", le.as_str())];
-            text.sample("fairq_tenant_latency_seconds_bucket", &labels, below as f64);
+            text.sample(bucket, &[&labels[..], &[("le", le)]].concat(), below as f64);
         }
         let count = stats.latency_ns.len() as f64;
-        text.sample(
-            "fairq_tenant_latency_seconds_bucket",
-            &[labels[0], labels[1], ("le", "+Inf")],
-            count,
-        );
+        text.sample(bucket, &[&labels[..], &[("le", "+Inf")]].concat(), count);
         let sum = (stats.staged_ns + stats.device_ns) as f64 * 1e-9;
-        text.sample("fairq_tenant_latency_seconds_sum", &labels, sum);
-        text.sample("fairq_tenant_latency_seconds_count", &labels, count);
+        text.sample("fairq_tenant_latency_seconds_sum", labels, sum);
+        text.sample("fairq_tenant_latency_seconds_count", labels, count);
     }
 }
 
@@ -433,226 +449,197 @@ fn at_or_below(latency_ns: &Histogram<u64>) -> [u64; BUCKETS_NS.len()] {
     })
 }
 
-fn shards(text: &mut Text, now: &Status) {
-    let shards: Vec<String> = (0..now.totals.shards.len()).map(|shard| shard.to_string()).collect();
-    type Value = fn(&fairq_host::observe::stats::ShardCounters) -> u64;
-    let counters: [(&str, &str, Value); 5] = [
-        ("fairq_shard_operations_total", "Requests completed.", |shard| shard.completed),
-        ("fairq_shard_bytes_total", "Bytes read and written.", |shard| shard.bytes),
+fn shards(text: &mut Text, shards: &[Shard]) {
+    let names: Vec<String> = (0..shards.len()).map(|shard| shard.to_string()).collect();
+    let labelled: Vec<(Labels<'_>, &Shard)> =
+        names.iter().zip(shards).map(|(name, of)| (vec![("shard", &**name)], of)).collect();
+    let families: [Family<Shard>; 8] = [
+        ("fairq_shard_operations_total", "Operations completed.", |of| Some(of.operations as f64)),
+        ("fairq_shard_bytes_total", "Bytes read and written.", |of| Some(of.bytes as f64)),
         (
             "fairq_shard_joined_total",
-            "Requests that were merged into another request's command.",
-            |shard| shard.joined,
+            "Operations that were merged into another operation's command.",
+            |of| Some(of.joined as f64),
         ),
-        ("fairq_shard_turns_total", "Turns of the shard's loop.", |shard| shard.turns),
-        (
-            "fairq_shard_sleeps_total",
-            "Times the shard slept; each ended with a wake-up.",
-            |shard| shard.sleeps,
-        ),
-    ];
-    for (name, help, value) in counters {
-        text.family(name, "counter", help);
-        for (shard, counters) in shards.iter().zip(&now.totals.shards) {
-            text.sample(name, &[("shard", shard)], value(counters) as f64);
-        }
-    }
-    type Time = fn(&CpuTime) -> u64;
-    let times: [(&str, &str, Time); 2] = [
-        ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |cpu| cpu.ran_ns),
+        ("fairq_shard_turns_total", "Turns of the shard's loop.", |of| Some(of.turns as f64)),
+        ("fairq_shard_sleeps_total", "Times the shard slept; each ended with a wake-up.", |of| {
+            Some(of.sleeps as f64)
+        }),
+        ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |of| of.cpu_s),
         (
             "fairq_shard_cpu_wait_seconds_total",
             "Time the shard was ready to run while other programs had its CPU.",
-            |cpu| cpu.waited_ns,
+            |of| of.cpu_wait_s,
         ),
+        ("fairq_shard_connections", "Open connections.", |of| Some(of.connections as f64)),
     ];
-    for (name, help, value) in times {
-        text.family(name, "counter", help);
-        for (shard, cpu) in
-            shards.iter().zip(&now.totals.shards).filter_map(|(shard, all)| Some((shard, all.cpu?)))
+    text.families(&families, &labelled);
+    let name = "fairq_shard_issued_total";
+    text.family(name, "counter", "Operations sent to the device, by queue class.");
+    for (labels, shard) in &labelled {
+        let view::Issued { urgent, high, medium, low } = shard.issued;
+        for (class, issued) in
+            [("urgent", urgent), ("high", high), ("medium", medium), ("low", low)]
         {
-            text.sample(name, &[("shard", shard)], value(&cpu) as f64 * 1e-9);
+            text.sample(name, &[&labels[..], &[("class", class)]].concat(), issued as f64);
         }
-    }
-    text.family(
-        "fairq_shard_issued_total",
-        "counter",
-        "Requests sent to the device, by queue class.",
-    );
-    for (shard, counters) in shards.iter().zip(&now.totals.shards) {
-        for (class, issued) in ["urgent", "high", "medium", "low"].iter().zip(counters.issued) {
-            text.sample(
-                "fairq_shard_issued_total",
-                &[("shard", shard), ("class", class)],
-                issued as f64,
-            );
-        }
-    }
-    text.family("fairq_shard_connections", "gauge", "Open connections.");
-    for (shard, connections) in shards.iter().zip(&now.connections) {
-        text.sample("fairq_shard_connections", &[("shard", shard)], *connections as f64);
     }
 }
 
-/// The search for D.
-fn depth(text: &mut Text, depth: &DepthStats) {
-    text.one(
-        "fairq_policy_slots_found",
-        "gauge",
-        "The least number of outstanding requests that is believed to fill the device: D, and of \
-         kyber-fair what keeps the device busy.",
-        depth.slots.into(),
-    );
+/// The policies: sums over all stores, and the state of each store's.
+fn policy(text: &mut Text, summary: &view::Summary) {
+    let together: [Family<PolicyState>; 5] = [
+        (
+            "fairq_policy_slots",
+            "The most operations outstanding on the device (D); of all stores together.",
+            |of| of.slots.map(|slots| slots as f64),
+        ),
+        (
+            "fairq_policy_slots_in_use",
+            "Slots that outstanding operations take, or that shards keep at hand; of all stores.",
+            |of| of.slots_in_use.map(|slots| slots as f64),
+        ),
+        (
+            "fairq_policy_throttles_total",
+            "Times a shard stopped because its next request was too far ahead of virtual time.",
+            |of| Some(of.throttles as f64),
+        ),
+        (
+            "fairq_policy_blocks_total",
+            "Times a shard stopped because no slot of the device was free.",
+            |of| Some(of.blocks as f64),
+        ),
+        ("fairq_policy_wakes_total", "Wake-ups that shards gave each other.", |of| {
+            Some(of.wakes as f64)
+        }),
+    ];
+    let all = &summary.policy_state;
+    text.some_families(&together, &[(Labels::new(), all)]);
+    let of_store: [Family<PolicyState>; 9] = [
+        (
+            "fairq_policy_slots_found",
+            "The least number of outstanding requests that is believed to fill the store: D, and \
+             of kyber-fair what keeps the store busy.",
+            |of| Some(of.depth.as_ref()?.slots as f64),
+        ),
+        (
+            "fairq_policy_device_requests_per_second",
+            "Operations a second that the store was last seen to complete with that D.",
+            |of| Some(of.depth.as_ref()?.requests_per_s as f64),
+        ),
+        (
+            "fairq_policy_device_bytes_per_second",
+            "Bytes a second that the store was last seen to move with that D.",
+            |of| Some(of.depth.as_ref()?.bytes_per_s as f64),
+        ),
+        (
+            "fairq_policy_cost_windows_total",
+            "Windows of a busy store in which costs were measured; 0 while they are a guess.",
+            |of| Some(of.cost.as_ref()?.windows as f64),
+        ),
+        (
+            "fairq_policy_virtual_time_bytes",
+            "Virtual time of the store's policy, in bytes at weight 100; it wraps.",
+            |of| of.virtual_time.map(|time| time as f64),
+        ),
+        (
+            "fairq_policy_virtual_time_spread_bytes",
+            "The distance of the foremost request or tenant from virtual time, in bytes at weight \
+             100.",
+            |of| of.virtual_time_spread.map(|spread| spread as f64),
+        ),
+        ("fairq_policy_periods_total", "Periods that have begun.", |of| {
+            Some(of.tokens.as_ref()?.periods as f64)
+        }),
+        (
+            "fairq_policy_tokens",
+            "Tokens of this period for all tenants of the store; reading a byte takes one.",
+            |of| Some(of.tokens.as_ref()?.tokens as f64),
+        ),
+        ("fairq_policy_write_cost", "Tokens that writing a byte takes.", |of| {
+            Some(of.tokens.as_ref()?.write_percent as f64 / 100.0)
+        }),
+    ];
+    let states = by_store(&summary.stores, |store| &store.policy_state);
+    text.some_families(&of_store, &states);
+    depths(text, &states);
+    costs(text, &states);
+    classes(text, all.class_weights.as_ref());
+}
+
+/// The state of the search for D.
+fn depths(text: &mut Text, stores: &[(Labels<'_>, &PolicyState)]) {
+    let name = "fairq_policy_slots_state";
     let help = "1 for what D follows: searching (the load is new), found (less would cost more \
-                than 1.5 % of the rate), all-demand (all requests are on the device and do not \
-                fill it), alone (one tenant asks, so there is no limit).";
-    text.family("fairq_policy_slots_state", "gauge", help);
-    let states =
-        [DepthState::Searching, DepthState::Found, DepthState::AllDemand, DepthState::Alone];
-    for state in states {
-        let is_it = f64::from(u8::from(state == depth.state));
-        text.sample("fairq_policy_slots_state", &[("state", depth_state(state))], is_it);
+                than 1.5 % of the rate), all-demand (all requests are on the store and do not \
+                fill it), alone (one tenant is active, so there is no limit).";
+    let depths: Vec<_> =
+        stores.iter().filter_map(|(labels, of)| Some((labels, of.depth.as_ref()?.state))).collect();
+    if !depths.is_empty() {
+        text.family(name, "gauge", help);
     }
-    text.one(
-        "fairq_policy_device_requests_per_second",
-        "gauge",
-        "Requests a second that the device was last seen to complete with that D.",
-        depth.requests_per_s as f64,
-    );
-    text.one(
-        "fairq_policy_device_bytes_per_second",
-        "gauge",
-        "Bytes a second that the device was last seen to move with that D.",
-        depth.bytes_per_s as f64,
-    );
+    for (labels, now) in depths {
+        for (state, word) in DepthState::NAMED {
+            let value = f64::from(u8::from(state == now));
+            text.sample(name, &[&labels[..], &[("state", word)]].concat(), value);
+        }
+    }
 }
 
 /// Costs by the device's time.
-fn cost(text: &mut Text, cost: &CostStats) {
-    let [read, sequential_read, write, sequential_write] = cost.bases;
-    let help = "What a request costs beside its bytes, in equivalent bytes: a random read of 4 KiB \
-                costs 4096 with its bytes, where there are some.";
-    text.family("fairq_policy_cost_base_bytes", "gauge", help);
-    let kinds = [
-        ("read", "random", read),
-        ("read", "sequential", sequential_read),
-        ("write", "random", write),
-        ("write", "sequential", sequential_write),
+fn costs(text: &mut Text, stores: &[(Labels<'_>, &PolicyState)]) {
+    type Parts = fn(&view::Cost) -> Vec<(Labels<'static>, u64)>;
+    let families: [(&str, &str, Parts); 2] = [
+        (
+            "fairq_policy_cost_base_bytes",
+            "The cost of a request beside its bytes, in equivalent bytes: a random read of 4 KiB \
+             costs 4096 with its bytes, where there are some.",
+            |of| {
+                let kinds = [
+                    ("read", "random", of.random_read),
+                    ("read", "sequential", of.sequential_read),
+                    ("write", "random", of.random_write),
+                    ("write", "sequential", of.sequential_write),
+                ];
+                let labels = |operation, access| vec![("operation", operation), ("access", access)];
+                kinds.map(|(operation, access, base)| (labels(operation, access), base)).into()
+            },
+        ),
+        (
+            "fairq_policy_cost_kib_bytes",
+            "The cost of each KiB of a request, in equivalent bytes.",
+            |of| {
+                let kinds = [("read", of.read_kib), ("write", of.written_kib)];
+                kinds.map(|(operation, price)| (vec![("operation", operation)], price)).into()
+            },
+        ),
     ];
-    for (operation, access, base) in kinds {
-        let labels = [("operation", operation), ("access", access)];
-        text.sample("fairq_policy_cost_base_bytes", &labels, base as f64);
+    let costs: Vec<_> =
+        stores.iter().filter_map(|(labels, of)| Some((labels, of.cost.as_ref()?))).collect();
+    for (name, help, parts) in families.iter().filter(|_| !costs.is_empty()) {
+        text.family(name, "gauge", help);
+        for (store, cost) in &costs {
+            for (labels, value) in parts(cost) {
+                text.sample(name, &[&store[..], &labels].concat(), value as f64);
+            }
+        }
     }
-    let help = "What each KiB of a request costs, in equivalent bytes.";
-    text.family("fairq_policy_cost_kib_bytes", "gauge", help);
-    for (operation, price) in [("read", cost.per_kib[0]), ("write", cost.per_kib[1])] {
-        text.sample("fairq_policy_cost_kib_bytes", &[("operation", operation)], price as f64);
-    }
-    text.one(
-        "fairq_policy_cost_windows_total",
-        "counter",
-        "Windows of a busy device that costs were found in; 0 while they are a guess.",
-        cost.windows as f64,
-    );
 }
 
-fn policy(text: &mut Text, now: &Status) {
-    let Stats {
-        virtual_time,
-        spread,
-        slots,
-        free_slots,
-        throttles,
-        blocks,
-        wakes,
-        tokens,
-        depth,
-        cost,
-        ..
-    } = now.policy;
-    if let Some(depth) = depth {
-        self::depth(text, &depth);
+/// The weights of the device's queue classes.
+fn classes(text: &mut Text, weights: Option<&view::ClassWeights>) {
+    let Some(weights) = weights else { return };
+    let name = "fairq_policy_class_weight";
+    text.family(name, "gauge", "The weight of each of the device's queue classes.");
+    for (class, weight) in
+        [("high", weights.high), ("medium", weights.medium), ("low", weights.low)]
+    {
+        text.sample(name, &[("class", class)], f64::from(weight));
     }
-    if let Some(cost) = cost {
-        self::cost(text, &cost);
-    }
-    if let Some(time) = virtual_time {
-        text.one(
-            "fairq_policy_virtual_time_bytes",
-            "gauge",
-            "Virtual time, in bytes at weight 100; it wraps.",
-            time as f64,
-        );
-    }
-    if let Some(spread) = spread {
-        text.one(
-            "fairq_policy_virtual_time_spread_bytes",
-            "gauge",
-            "How far the foremost request or tenant is ahead of virtual time, in bytes at weight 100.",
-            spread as f64,
-        );
-    }
-    if let (Some(slots), Some(free)) = (slots, free_slots) {
-        text.one(
-            "fairq_policy_slots",
-            "gauge",
-            "The most requests outstanding on the device (D).",
-            slots as f64,
-        );
-        let used = slots.saturating_sub(free) as f64;
-        text.one(
-            "fairq_policy_slots_in_use",
-            "gauge",
-            "Slots that outstanding requests take, or that shards keep at hand.",
-            used,
-        );
-    }
-    let help = "Times a shard stopped because its next request was too far ahead of virtual time.";
-    text.one("fairq_policy_throttles_total", "counter", help, throttles as f64);
-    text.one(
-        "fairq_policy_blocks_total",
-        "counter",
-        "Times a shard stopped because no slot of the device was free.",
-        blocks as f64,
-    );
-    text.one(
-        "fairq_policy_wakes_total",
-        "counter",
-        "Wake-ups that shards gave each other.",
-        wakes as f64,
-    );
-    if let Some(TokenStats { periods, tokens, write_percent }) = tokens {
-        text.one(
-            "fairq_policy_periods_total",
-            "counter",
-            "Periods that have begun.",
-            periods as f64,
-        );
-        text.one(
-            "fairq_policy_tokens",
-            "gauge",
-            "Tokens of this period for all tenants together; reading a byte takes one.",
-            tokens as f64,
-        );
-        let help = "Tokens that writing a byte takes.";
-        text.one("fairq_policy_write_cost", "gauge", help, write_percent as f64 / 100.0);
-    }
-    if let Some(weights) = now.classes {
-        let name = "fairq_policy_class_weight";
-        text.family(name, "gauge", "The weight of each of the device's queue classes.");
-        for (class, weight) in
-            [("high", weights.high), ("medium", weights.medium), ("low", weights.low)]
-        {
-            text.sample(name, &[("class", class)], f64::from(weight));
-        }
-        let ratio = f64::from(weights.high) / f64::from(weights.low.max(1));
-        text.one(
-            "fairq_policy_hl_ratio",
-            "gauge",
-            "The weight of the high class divided by that of the low one.",
-            ratio,
-        );
-    }
+    let help = "The weight of the high class divided by that of the low one.";
+    text.family("fairq_policy_hl_ratio", "gauge", help);
+    let ratio = f64::from(weights.high) / f64::from(weights.low.max(1));
+    text.sample("fairq_policy_hl_ratio", &[], ratio);
 }
 
 fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
@@ -663,7 +650,7 @@ fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
         "Latency of sampled requests of a tenant, divided among the tenants (by) that were served \
          meanwhile.",
     );
-    let mut names = vec![None; GROUPS];
+    let mut names = [None; GROUPS];
     for member in tenants.members() {
         let slot = &mut names[group(member.number())];
         // The last group has several tenants, so it has a name for all.
@@ -704,10 +691,10 @@ mod tests {
     fn labels_are_escaped() {
         let mut text = Text::default();
         text.sample("a", &[("tenant", "x\"y\\z\n"), ("by", "ü")], 0.5);
-        text.one("b", "gauge", "What.", 3.0);
+        text.families(&[("b", "Bytes.", |of: &f64| Some(*of))], &[(Vec::new(), &3.0)]);
         assert_eq!(
             text.0,
-            "a{tenant=\"x\\\"y\\\\z\\n\",by=\"ü\"} 0.5\n# HELP b What.\n# TYPE b gauge\nb 3\n"
+            "a{tenant=\"x\\\"y\\\\z\\n\",by=\"ü\"} 0.5\n# HELP b Bytes.\n# TYPE b gauge\nb 3\n"
         );
     }
 }

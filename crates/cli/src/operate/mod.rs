@@ -26,9 +26,11 @@ use fairq_host::observe::interference::{Matrix, empty_matrix};
 use fairq_host::observe::stats::TenantStats;
 use fairq_host::server::{self, Admin, Operator, Status, TenantList};
 use sd_notify::NotifyState;
+use toml::Spanned;
 
 use crate::companion::{self, Companion};
-use crate::status::{self, Now, Row};
+use crate::status::{self, Row};
+use crate::view::LastSecond;
 
 use background::Background;
 use keeper::Keeper;
@@ -53,7 +55,11 @@ mod storage;
 mod stored;
 pub(crate) mod table;
 mod upgrade;
+mod viewers;
 mod web;
+
+/// Each tenant's last second; `None` for an idle one.
+type Seconds = HashMap<FlowId, Option<LastSecond>>;
 
 /// Seconds over which interference is shown.
 const INTERFERENCE_S: usize = 10;
@@ -85,7 +91,7 @@ pub(crate) struct Console {
     cgroups: Cgroups,
     /// Groups of tenants whose names are also names of groups of users on this machine.
     ambiguous: HashSet<String>,
-    /// Tenants to be added, while their users are looked up.
+    /// Tenants to be added, while their users are resolved.
     adding: Background<Result<Tenant, Refusal>>,
     /// Lookups whether a new group of tenants has the name of a group of users.
     naming: Background<bool>,
@@ -115,12 +121,12 @@ pub(crate) struct Console {
     /// The last settings of groups that follow cgroups.
     followed: HashMap<String, Group>,
     /// Each tenant's last second; `None` for an idle one.
-    second: Arc<HashMap<FlowId, Option<Now>>>,
+    second: Arc<Seconds>,
     /// The server's status at the last second, if its tenants are still the same.
     latest: Option<Arc<Status>>,
     /// The views for viewers and for scrapers, until the next second or change.
-    looked: Option<Arc<overview::Shared>>,
-    scraped: Option<Arc<overview::Shared>>,
+    viewed: Option<Arc<viewers::Shared>>,
+    scraped: Option<Arc<viewers::Shared>>,
     /// Interference at the last seconds and one second earlier, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
     /// The clients that may change weights on the web page.
@@ -130,7 +136,7 @@ pub(crate) struct Console {
     /// Whether shards wait for their CPUs.
     cpu_waits: cpu_waits::CpuWaits,
     /// The tenants whose latency targets are missed.
-    targets: latency::Teller,
+    targets: latency::TargetLog,
     /// Stores that do not answer.
     stuck: storage::Stuck,
     /// Recordings of decisions.
@@ -187,12 +193,12 @@ impl Console {
             idle: Arc::default(),
             followed: HashMap::new(),
             latest: None,
-            looked: None,
+            viewed: None,
             scraped: None,
             matrices: VecDeque::from([Arc::new(empty_matrix())]),
             failures: failures::Failures::default(),
             cpu_waits: cpu_waits::CpuWaits::default(),
-            targets: latency::Teller::default(),
+            targets: latency::TargetLog::default(),
             stuck: storage::Stuck::default(),
             records: record::Records::default(),
             reload_since: None,
@@ -236,7 +242,8 @@ impl Console {
             .members()
             .map(|member| {
                 // In a group it is a part of the group's weight.
-                let weight = now.share_of(member).map_or(member.tenant.weight, |of| of.weight);
+                let weight =
+                    now.share_of(member).map_or(member.tenant.settings.weight, |of| of.weight);
                 (&*member.tenant.name, weight.get())
             })
             .collect();
@@ -291,8 +298,9 @@ impl Operator for Console {
             "serving"
         );
         methods::warn_of_policy(&self.settings, &Settings::default());
-        for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.caps.is_empty()) {
-            caps::warn(&format!("tenant {}", tenant.name), &tenant.caps);
+        self.warn_of_groups(self.settings.tenant.iter().map(Spanned::get_ref));
+        for tenant in self.plan.tenants.iter().filter(|tenant| !tenant.settings.caps.is_empty()) {
+            caps::warn(&format!("tenant {}", tenant.name), &tenant.settings.caps);
         }
         for group in self.plan.groups.iter().filter(|group| !group.caps.is_empty()) {
             caps::warn(&format!("group {}", group.name), &group.caps);
@@ -338,24 +346,24 @@ impl Operator for Console {
 
     fn second(&mut self, admin: &mut dyn Admin) {
         self.follow_cgroups(admin);
-        self.writers.tell_refused();
+        self.writers.log_refused();
         self.trace_expire(admin);
         self.give_up_waiting(admin);
-        self.look_for_growth(admin);
+        self.check_growth(admin);
         let (now, tenants) = (admin.status(), admin.tenants());
         // Every shard has answered for the status.
         notify(&[NotifyState::Watchdog]);
         let (rows, counted, seconds) = self.count(&now, &tenants);
         let members = tenants.members().zip(&counted);
         self.failures
-            .tell(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
-        self.cpu_waits.tell(now.elapsed, &now.totals.shards);
-        self.targets.tell(&now, &tenants);
-        self.stuck.tell(&now, &tenants);
+            .log(now.elapsed, members.map(|(member, stats)| (&*member.tenant.name, &**stats)));
+        self.cpu_waits.log(now.elapsed, &now.totals.shards);
+        self.targets.log(&now, &tenants);
+        self.stuck.log(&now, &tenants);
         self.keep_losses(&now, &tenants);
         self.show(&now, &rows, &counted, seconds);
         // The next viewer makes a new view; a second without viewers costs none.
-        self.forget_look();
+        self.drop_snapshots();
         self.latest = Some(Arc::new(now));
     }
 

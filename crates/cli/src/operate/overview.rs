@@ -1,80 +1,55 @@
-//! The views of a running server: its status, its tenants, and the delays that they cause each
-//! other.
+//! A snapshot of a running server, and the view that is made from it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use fairq_config::settings::{Plan, Settings};
-use fairq_config::tenant::TenantTable;
-use fairq_core::{DepthState, FlowId};
+use fairq_config::tenant::by_name;
 use fairq_host::observe::interference::{GROUPS, Matrix, group};
-use fairq_host::server::{self, Admin, Bytes, Listen, Member, Status, TenantList};
-use serde_json::{Map, Value, json};
+use fairq_host::observe::stats::{ShardCounters, TenantStats};
+use fairq_host::server::{Admin, AttachmentStatus, Listen, Member, Status, TenantList};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::Console;
-use super::methods::by_name;
 use super::storage::{cut_off_files, outdated, stores, write_back_errors};
-use super::{caps, groups, keeper, latency, metrics};
-use crate::look::Look;
-use crate::status::Now;
+use super::{Seconds, caps, groups, keeper, latency};
+use crate::view::{self, Look, PolicyState, Summary, TenantRow};
+
+/// The name of tenants that are counted together.
+pub(super) const OTHERS: &str = "(others)";
 
 /// The shown state of the server at one time. The control thread copies it, and another thread
-/// formats the answer, which takes much longer with thousands of tenants.
-pub(super) struct View {
+/// makes the view and its text, which takes much longer with thousands of tenants.
+pub(super) struct Snapshot {
     plan: Arc<Plan>,
     settings: Arc<Settings>,
-    now: Arc<Status>,
-    tenants: Arc<TenantList>,
+    pub(super) now: Arc<Status>,
+    pub(super) tenants: Arc<TenantList>,
     listening: Vec<Listen>,
     unassigned: u64,
     /// The layout record of the shared file.
     layout: Option<keeper::Shown>,
     /// Each tenant's last second; `None` for an idle one.
-    second: Arc<HashMap<FlowId, Option<Now>>>,
+    second: Arc<Seconds>,
     /// Interference at the beginning of the shown time.
     earlier: Option<Arc<Matrix>>,
 }
 
-/// A view for many callers; the first of them formats the answer for all.
-pub(super) struct Shared {
-    view: View,
-    look: OnceLock<Value>,
-    text: OnceLock<Bytes>,
-}
-
-impl Shared {
-    /// The answer to `look`.
-    pub(super) fn look(&self) -> &Value {
-        self.look.get_or_init(|| self.view.look())
-    }
-
-    /// The answer to `look` as the web page's text.
-    pub(super) fn look_text(&self) -> Bytes {
-        self.text.get_or_init(|| self.look().to_string().into()).clone()
-    }
-
-    /// The metrics.
-    pub(super) fn metrics(&self) -> Bytes {
-        let View { now, tenants, second, plan, layout, .. } = &self.view;
-        let text = || metrics::text(now, tenants, second, plan, layout.as_ref()).into();
-        self.text.get_or_init(text).clone()
-    }
+/// A part of the view as JSON.
+pub(super) fn json_of(view: &impl Serialize) -> Value {
+    serde_json::to_value(view).expect("a view is plain data")
 }
 
 impl Console {
-    /// Drops the views after a change, so that the next one is made anew.
-    pub(super) fn forget_look(&mut self) {
-        (self.looked, self.scraped, self.latest) = (None, None, None);
-    }
-
     /// The server as it is now.
-    pub(super) fn view(&self, admin: &dyn Admin) -> View {
-        self.view_of(admin, admin.status().into())
+    pub(super) fn snapshot(&self, admin: &dyn Admin) -> Snapshot {
+        self.snapshot_of(admin, admin.status().into())
     }
 
-    fn view_of(&self, admin: &dyn Admin, now: Arc<Status>) -> View {
+    pub(super) fn snapshot_of(&self, admin: &dyn Admin, now: Arc<Status>) -> Snapshot {
         let tenants = admin.tenants();
-        View {
+        Snapshot {
             plan: self.plan.clone(),
             settings: self.settings.clone(),
             now,
@@ -87,30 +62,8 @@ impl Console {
         }
     }
 
-    /// The view for terminals and the web page: the state at the last full second, so that more
-    /// viewers are no more work for shards and control thread.
-    pub(super) fn looked(&mut self, admin: &dyn Admin) -> Arc<Shared> {
-        let look = self.looked.take().unwrap_or_else(|| {
-            let now = self.latest.clone().unwrap_or_else(|| admin.status().into());
-            self.view_of(admin, now).into()
-        });
-        self.looked.insert(look).clone()
-    }
-
-    /// The view for scrapers: the state at the first scrape of this second.
-    pub(super) fn scraped(&mut self, admin: &dyn Admin) -> Arc<Shared> {
-        let view = self.scraped.take().unwrap_or_else(|| self.view(admin).into());
-        self.scraped.insert(view).clone()
-    }
-
     pub(super) fn describe_policy(&self) -> String {
         describe_policy(&self.plan)
-    }
-}
-
-impl From<View> for Arc<Shared> {
-    fn from(view: View) -> Arc<Shared> {
-        Arc::new(Shared { view, look: OnceLock::new(), text: OnceLock::new() })
     }
 }
 
@@ -118,163 +71,193 @@ fn describe_policy(plan: &Plan) -> String {
     plan.policy.describe(plan.device.default_slots())
 }
 
-impl View {
-    fn look(&self) -> Value {
-        let whole = json!({
-            "status": self.status(),
-            "tenants": self.tenants(),
-            "groups": self.groups(),
-        });
-        serde_json::from_value::<Look>(whole)
-            .expect("what is shown is a part of what is told")
-            .json()
+/// The state of the policies of all stores together.
+pub(super) fn policy_state(now: &Status) -> PolicyState {
+    PolicyState {
+        class_weights: now.classes.map(|of| view::ClassWeights {
+            high: of.high,
+            medium: of.medium,
+            low: of.low,
+        }),
+        changing_s: now.changing.map(|time| time.as_secs_f64()),
+        ..PolicyState::of(&now.policy)
+    }
+}
+
+/// A tenant's counters; they may be the sums of several tenants'.
+pub(super) fn counted(stats: &TenantStats) -> view::Tenant {
+    // A quantile of an empty histogram sums all of its counters, and there may be thousands.
+    let is_empty = stats.latency_ns.is_empty();
+    let quantile =
+        |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
+    view::Tenant {
+        row: TenantRow {
+            staged: stats.staged,
+            in_flight: stats.in_flight,
+            errors: stats.errors,
+            ..TenantRow::default()
+        },
+        requests: stats.requests,
+        reads: stats.reads,
+        writes: stats.writes,
+        others: stats.others,
+        read_bytes: stats.read_bytes,
+        written_bytes: stats.written_bytes,
+        staged_ns: stats.staged_ns,
+        device_ns: stats.device_ns,
+        starved_ns: stats.starved_ns,
+        latency_ns: view::Latency {
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            max: stats.latency_ns.max(),
+        },
+        ..view::Tenant::default()
+    }
+}
+
+impl Snapshot {
+    pub(super) fn look(&self) -> Look {
+        let names = group_names(&self.tenants);
+        let row = |member| self.row(member, &names);
+        Look {
+            status: self.summary(),
+            tenants: self.tenants.members().map(row).collect(),
+            groups: groups::shown(&self.settings, &self.now, &self.tenants),
+        }
     }
 
-    pub(super) fn status(&self) -> Value {
+    fn summary(&self) -> Summary {
+        let now = &*self.now;
+        Summary {
+            uptime_s: now.elapsed.as_secs_f64(),
+            device: self.plan.device.describe(),
+            policy: describe_policy(&self.plan),
+            policy_state: policy_state(now),
+            connections: now.connections.iter().sum(),
+            draining: now.is_draining,
+            stores: stores(&self.tenants, now),
+        }
+    }
+
+    /// The answer to `status`.
+    pub(super) fn status(&self) -> view::Status {
         let (now, tenants) = (&*self.now, &*self.tenants);
-        let shard = |(index, connections): (usize, &usize)| {
-            let counters = now.totals.shards[index];
-            json!({
-                "cpu": self.plan.cpus.get(index),
-                "connections": connections,
-                "operations": counters.completed,
-                "bytes": counters.bytes,
-                "turns": counters.turns,
-                "sleeps": counters.sleeps,
-                "cpu_s": counters.cpu.map(|cpu| cpu.ran_ns as f64 * 1e-9),
-                "cpu_wait_s": counters.cpu.map(|cpu| cpu.waited_ns as f64 * 1e-9),
-                "issued": classes(counters.issued),
-                "joined": counters.joined,
-            })
-        };
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_s": now.elapsed.as_secs_f64(),
-            "upgrades": now.upgrades,
-            "device": self.plan.device.describe(),
-            "policy": describe_policy(&self.plan),
-            "policy_state": policy_state(now),
-            "shards": now.connections.iter().enumerate().map(shard).collect::<Vec<_>>(),
-            "connections": now.connections.iter().sum::<usize>(),
-            "memory": { "used": now.memory.0, "most": now.memory.1 },
-            "tenants": tenants.members().len(),
-            "listening": self.listening.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "draining": now.is_draining,
-            "control": {
-                "turns": now.control.count_all(),
-                "cpu_s": now.control.cpu_ns as f64 * 1e-9,
-                "longest_turn_cpu_s": now.control.longest_ns as f64 * 1e-9,
+        let counters = now.totals.shards.iter().zip(&now.connections).enumerate();
+        view::Status {
+            summary: self.summary(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            upgrades: now.upgrades,
+            shards: counters
+                .map(|(index, (of, connections))| {
+                    shard(self.plan.cpus.get(index), *connections, of)
+                })
+                .collect(),
+            memory: view::Memory { used: now.memory.0, most: now.memory.1 },
+            tenants: tenants.members().len(),
+            listening: self.listening.iter().map(ToString::to_string).collect(),
+            control: view::Control {
+                turns: now.control.count_all(),
+                cpu_s: now.control.cpu_ns as f64 * 1e-9,
+                longest_turn_cpu_s: now.control.longest_ns as f64 * 1e-9,
             },
-            "unassigned": self.unassigned,
-            "write_back_errors": write_back_errors(tenants, now),
-            "outdated": outdated(tenants),
-            "cut_off_files": cut_off_files(now),
-            "latency_targets": latency::all(tenants, now),
-            "stores": stores(tenants, now),
-            "reserved": groups::reserved(now),
-            "layout": self.layout.as_ref().map(|layout| {
-                layout.json(|name| tenants.find(name).is_some())
-            }),
-        })
+            unassigned: self.unassigned,
+            write_back_errors: write_back_errors(tenants, now),
+            outdated: outdated(tenants),
+            cut_off_files: cut_off_files(now),
+            latency_targets: latency::all(tenants, now),
+            reserved: groups::reserved(now),
+            layout: self.layout.as_ref().map(|of| of.view(|name| tenants.find(name).is_some())),
+        }
     }
 
-    pub(super) fn tenants(&self) -> Value {
-        let tenants = &self.tenants;
-        let names = group_names(tenants);
-        let written = by_name(&self.settings);
+    pub(super) fn policy_name(&self) -> &'static str {
+        self.plan.policy.name()
+    }
+
+    /// The answer to `tenants`, with at most `most` of them.
+    pub(super) fn tenants(&self, most: usize) -> Vec<view::Tenant> {
+        let names = group_names(&self.tenants);
+        let written = by_name(&self.settings.tenant);
         let tenant = |member: &Member| {
-            let table = written.get(&*member.tenant.name).copied();
-            self.tenant(&self.now, member, table, &names)
+            let source = written.get(&*member.tenant.name).and_then(|table| table.weight.clone());
+            view::Tenant {
+                weight_source: source.unwrap_or_default().to_string(),
+                row: self.row(member, &names),
+                ..self.tenant(member)
+            }
         };
-        tenants.members().map(tenant).collect()
+        self.tenants.members().take(most).map(tenant).collect()
     }
 
-    fn tenant(
-        &self,
-        now: &Status,
-        member: &Member,
-        table: Option<&TenantTable>,
-        names: &[&str; GROUPS],
-    ) -> Value {
-        let server::Tenant { name, weight, file, base, size, read_only, identity, users, .. } =
-            &member.tenant;
-        let stats = &now.totals.tenants[usize::from(member.number())];
-        // A quantile of an empty histogram sums all of its counters, and there may be thousands.
-        let is_empty = stats.latency_ns.is_empty();
-        let quantile =
-            |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
+    /// A tenant without its row.
+    fn tenant(&self, member: &Member) -> view::Tenant {
+        let (now, tenant) = (&*self.now, &member.tenant);
+        let settings = &tenant.settings;
+        let outdated = member.outdated_connections().into_iter();
+        let wiping = |of: &fairq_host::shard::wipe::Wiping| view::Preparing {
+            done: of.done(),
+            size: of.size(),
+            errno: of.outcome().filter(|errno| *errno != 0),
+            waits_for: of.waits_for(),
+        };
         let ended = now.fence_of(member);
-        let source = table.and_then(|table| table.weight.clone());
-        let last = self.second.get(&member.flow).copied().flatten().map(|now| {
-            json!({
-                "entitled": now.entitled,
-                "share": now.share,
-                "iops": now.iops,
-                "bytes_per_s": now.bytes_per_s,
-                "p50_ns": now.p50_ns,
-                "p99_ns": now.p99_ns,
-                "staged_ns": now.staged_ns,
-                "device_ns": now.device_ns,
-            })
-        });
-        json!({
-            "name": name,
-            "weight": weight.get(),
-            "weight_source": source.unwrap_or_default().to_string(),
-            "size": size,
-            "file": file,
-            "store": now.store_of(member),
-            "offset": base,
-            "read_only": read_only,
-            "identity": identity.as_ref().map(ToString::to_string),
-            "uids": users.uids,
-            "gids": users.gids,
-            "connections": member.all_connections(),
-            "attachments": now.attachments_of(member).iter().map(|of| json!({
-                "kind": of.kind.name(),
-                "path": of.path,
-                "connected": of.is_connected,
-                "queues": of.queues,
-                "error": of.error,
-            })).collect::<Vec<_>>(),
-            "outdated": member.outdated_connections().into_iter().map(|(size, connections)| json!({
-                "size": size, "connections": connections,
-            })).collect::<Vec<_>>(),
-            "resizing": member.resizing.as_ref().map(|of| json!({
-                "to": of.to,
-                "done": of.wiping.as_ref().map(|wiping| wiping.done()),
-                "size": of.wiping.as_ref().map(|wiping| wiping.size()),
-                "waits_for": of.wiping.as_ref().map(|wiping| wiping.waits_for()),
-            })),
-            "preparing": member.preparing.as_ref().map(|wiping| json!({
-                "done": wiping.done(), "size": wiping.size(), "errno": wiping.outcome().filter(|errno| *errno != 0),
-                "waits_for": wiping.waits_for(),
-            })),
-            "reads": stats.reads,
-            "writes": stats.writes,
-            "others": stats.others,
-            "read_bytes": stats.read_bytes,
-            "written_bytes": stats.written_bytes,
-            "errors": stats.errors,
-            "write_back_errno": now.write_back_errno(member),
-            "ended": json!({ "writes": ended.left, "waited": ended.waited }),
-            "in_flight": stats.in_flight,
-            "staged": stats.staged,
-            "staged_ns": stats.staged_ns,
-            "device_ns": stats.device_ns,
-            "starved_ns": stats.starved_ns,
-            "latency_ns": {
-                "p50": quantile(0.5), "p99": quantile(0.99), "p999": quantile(0.999), "max": stats.latency_ns.max(),
-            },
-            "last_second": last,
-            "latency_target": now.target_of(member).map(latency::json),
-            "capped": now.caps_of(member).map(caps::json),
-            "group": member.tenant.group,
-            "place": now.share_of(member).map(groups::json),
-            "promised": groups::promised(now, member),
-            "hurt_by": self.hurt_by(member, &now.totals.matrix, names),
-        })
+        view::Tenant {
+            size: tenant.size,
+            file: tenant.file,
+            offset: tenant.base,
+            read_only: settings.read_only,
+            identity: settings.identity.as_ref().map(ToString::to_string),
+            uids: settings.users.uids.clone(),
+            gids: settings.users.gids.clone(),
+            connections: member.all_connections(),
+            attachments: now.attachments_of(member).iter().map(attachment).collect(),
+            outdated: outdated
+                .map(|(size, connections)| view::OldSize { size, connections })
+                .collect(),
+            resizing: member.resizing.as_ref().map(|of| {
+                let wiping = of.wiping.as_deref();
+                view::Resizing {
+                    to: of.to,
+                    done: wiping.map(|of| of.done()),
+                    size: wiping.map(|of| of.size()),
+                    waits_for: wiping.map(|of| of.waits_for()),
+                }
+            }),
+            preparing: member.preparing.as_deref().map(wiping),
+            write_back_errno: now.write_back_errno(member),
+            ended: view::Ended { writes: ended.left as u64, waited: ended.waited },
+            capped: now.caps_of(member).map(caps::view),
+            group: settings.group.clone(),
+            place: now.share_of(member).map(groups::view),
+            ..counted(self.stats(member))
+        }
+    }
+
+    pub(super) fn stats(&self, member: &Member) -> &TenantStats {
+        &self.now.totals.tenants[usize::from(member.number())]
+    }
+
+    fn row(&self, member: &Member, names: &[&str; GROUPS]) -> TenantRow {
+        let (now, stats) = (&*self.now, self.stats(member));
+        TenantRow {
+            name: member.tenant.name.clone(),
+            weight: member.tenant.settings.weight.get(),
+            store: now.store_of(member).map(str::to_owned),
+            staged: stats.staged,
+            in_flight: stats.in_flight,
+            errors: stats.errors,
+            last_second: self.second.get(&member.flow).copied().flatten(),
+            latency_target: now.target_of(member).map(latency::view),
+            promised: groups::promised(now, member),
+            hurt_by: self.hurt_by(member, &now.totals.matrix, names),
+        }
+    }
+
+    /// Whether the tenant's last second is known.
+    pub(super) fn is_measured(&self, member: &Member) -> bool {
+        self.second.contains_key(&member.flow)
     }
 
     /// The parts that others have in a tenant's delay over the shown seconds, by group number.
@@ -288,102 +271,69 @@ impl View {
         (total > 0).then(|| std::array::from_fn(|other| since(other) as f64 / total as f64))
     }
 
-    /// The tenants that have delayed a tenant, with their parts; null if it did not wait.
-    fn hurt_by(&self, victim: &Member, now: &Matrix, names: &[&str; GROUPS]) -> Value {
-        let Some(parts) = self.parts(group(victim.number()), now) else { return Value::Null };
-        let mut object = Map::new();
+    /// The tenants that have delayed a tenant, with their parts; `None` if it did not wait.
+    fn hurt_by(
+        &self,
+        victim: &Member,
+        now: &Matrix,
+        names: &[&str; GROUPS],
+    ) -> Option<BTreeMap<String, f64>> {
+        let parts = self.parts(group(victim.number()), now)?;
+        let mut by_name = BTreeMap::new();
         for (name, part) in names.iter().zip(parts).filter(|(_, part)| *part > 0.0) {
             // Several groups may have the same name: all groups without a tenant are `(others)`.
-            let sum = object.get(*name).and_then(Value::as_f64).unwrap_or(0.0) + part;
-            object.insert((*name).to_owned(), json!(sum));
+            *by_name.entry((*name).to_owned()).or_default() += part;
         }
-        Value::Object(object)
+        Some(by_name)
     }
 
-    pub(super) fn groups(&self) -> Value {
+    /// The answer to `groups`.
+    pub(super) fn groups(&self) -> Vec<view::Group> {
         groups::shown(&self.settings, &self.now, &self.tenants)
     }
 
-    pub(super) fn interference(&self) -> Value {
-        let (now, tenants) = (&self.now, &self.tenants);
-        let names = group_names(tenants);
+    /// The answer to `interference`.
+    pub(super) fn interference(&self) -> BTreeMap<String, BTreeMap<String, f64>> {
+        let names = group_names(&self.tenants);
         let row = |member: &Member| {
-            let parts = self.hurt_by(member, &now.totals.matrix, &names);
-            (!parts.is_null()).then(|| (member.tenant.name.clone(), parts))
+            let parts = self.hurt_by(member, &self.now.totals.matrix, &names)?;
+            Some((member.tenant.name.clone(), parts))
         };
-        Value::Object(tenants.members().filter_map(row).collect())
+        self.tenants.members().filter_map(row).collect()
+    }
+}
+
+fn attachment(of: &AttachmentStatus) -> view::Attachment {
+    view::Attachment {
+        kind: of.kind.name().into(),
+        path: of.path.clone(),
+        connected: of.is_connected,
+        queues: of.queues,
+        error: of.error.clone(),
+    }
+}
+
+fn shard(cpu: Option<&usize>, connections: usize, counters: &ShardCounters) -> view::Shard {
+    let [urgent, high, medium, low] = counters.issued;
+    view::Shard {
+        cpu: cpu.copied(),
+        connections,
+        operations: counters.completed,
+        bytes: counters.bytes,
+        turns: counters.turns,
+        sleeps: counters.sleeps,
+        cpu_s: counters.cpu.map(|cpu| cpu.ran_ns as f64 * 1e-9),
+        cpu_wait_s: counters.cpu.map(|cpu| cpu.waited_ns as f64 * 1e-9),
+        issued: view::Issued { urgent, high, medium, low },
+        joined: counters.joined,
     }
 }
 
 /// The tenant's name for each group of the interference matrix.
-fn group_names(tenants: &TenantList) -> [&str; GROUPS] {
-    let mut names = ["(others)"; GROUPS];
+pub(super) fn group_names(tenants: &TenantList) -> [&str; GROUPS] {
+    let mut names = [OTHERS; GROUPS];
     for member in tenants.members().filter(|member| group(member.number()) < GROUPS - 1) {
         names[group(member.number())] = &member.tenant.name;
     }
     names
-}
-
-fn classes([urgent, high, medium, low]: [u64; 4]) -> Value {
-    json!({ "urgent": urgent, "high": high, "medium": medium, "low": low })
-}
-
-/// The state of D's search in a word.
-pub(super) fn depth_state(state: DepthState) -> &'static str {
-    match state {
-        DepthState::Searching => "searching",
-        DepthState::Found => "found",
-        DepthState::AllDemand => "all-demand",
-        DepthState::Alone => "alone",
-    }
-}
-
-pub(super) fn policy_state(now: &Status) -> Value {
-    let fairq_core::Stats {
-        virtual_time,
-        spread,
-        slots,
-        free_slots,
-        throttles,
-        blocks,
-        wakes,
-        tokens,
-        depth,
-        cost,
-        reserved: _,
-    } = now.policy;
-    let classes = now.classes.map(
-        |classes| json!({ "high": classes.high, "medium": classes.medium, "low": classes.low }),
-    );
-    json!({
-        "virtual_time": virtual_time,
-        "virtual_time_spread": spread,
-        "slots": slots,
-        "slots_in_use": slots.zip(free_slots).map(|(slots, free)| slots.saturating_sub(free)),
-        "throttles": throttles,
-        "blocks": blocks,
-        "wakes": wakes,
-        "tokens": tokens.map(|of| json!({ "periods": of.periods, "tokens": of.tokens, "write_percent": of.write_percent })),
-        "class_weights": classes,
-        "depth": depth.map(|of| json!({
-            "slots": of.slots,
-            "state": depth_state(of.state),
-            "requests_per_s": of.requests_per_s,
-            "bytes_per_s": of.bytes_per_s,
-        })),
-        "cost": cost.map(|of| {
-            let [read, sequential_read, write, sequential_write] = of.bases;
-            let [read_kib, write_kib] = of.per_kib;
-            json!({
-                "random_read": read,
-                "sequential_read": sequential_read,
-                "random_write": write,
-                "sequential_write": sequential_write,
-                "read_kib": read_kib,
-                "written_kib": write_kib,
-                "windows": of.windows,
-            })
-        }),
-        "changing_s": now.changing.map(|time| time.as_secs_f64()),
-    })
 }

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Console;
-use super::overview::depth_state;
 use super::rpc::Fault;
+use crate::view::DepthState;
 
 /// The most rows of a call.
 const ROWS: usize = 4096;
@@ -316,7 +316,7 @@ fn depth(change: &DepthChange, stores: &[String]) -> Value {
         "store": stores.get(usize::from(*store)),
         "slots": slots,
         "least_slots": depth.map(|of| of.slots),
-        "state": depth.map_or("set", |of| depth_state(of.state)),
+        "state": depth.map_or("set", |of| DepthState::from(of.state).name()),
         "requests_per_s": depth.map(|of| of.requests_per_s),
         "bytes_per_s": depth.map(|of| of.bytes_per_s),
     })

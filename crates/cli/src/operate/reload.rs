@@ -1,6 +1,6 @@
 //! Reads the configuration file again, and changes the server accordingly.
 //!
-//! A thread of its own reads the file, looks users up and finds the differences ([`Reading`]); the
+//! A thread of its own reads the file, resolves users and finds the differences ([`Reading`]); the
 //! control thread then makes the changes, those of tenants in one call.
 
 use std::borrow::Cow;
@@ -9,24 +9,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fairq_config::caps::{self, KEYS};
+use fairq_config::caps;
 use fairq_config::group;
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Surroundings, Tls};
-use fairq_config::tenant::{Range, Tenant, TenantTable};
+use fairq_config::tenant::{FIXED, Range, Tenant, TenantTable, by_name};
 use fairq_config::units::{Size, exact_size};
-use fairq_config::weight::{Cgroups, WeightSource};
-use fairq_core::Caps;
+use fairq_config::weight::Cgroups;
 use fairq_host::nbd::session::tls::TlsMode;
-use fairq_host::server::{self, Admin, AttachmentKind, TenantList};
+use fairq_host::server::{self, Admin, TenantList, TenantSettings};
 use toml::Spanned;
 
 use super::Console;
 use super::changes::{self, Change, note_sizes, note_whole, tenant_of};
-use super::groups::Place;
 use super::keeper::{Edit, GivenUp};
-use super::latency;
-use super::methods::{by_name, no_shared_file};
+use super::methods::no_shared_file;
 use crate::parts::{default_tenant, tls_mode};
 
 /// The most lines of one reload in the log: thousands of keys may differ, and the log may be slow.
@@ -38,7 +35,7 @@ const COMPARISONS: u32 = 3;
 
 /// The options of a reload.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct ReloadOptions {
     /// Tenants to be removed, because the file does not have them.
     pub(super) remove: Vec<String>,
     /// Whether the changes are only listed.
@@ -77,40 +74,23 @@ struct Differences {
     missing: Vec<String>,
     /// New tenants.
     come: Vec<(TenantTable, Tenant)>,
-    steps: Steps,
+    updates: Updates,
 }
 
-/// The changes of tenants that stay; the changes of a tenant are adjacent.
+/// The tenants that stay and get other settings or keys.
 #[derive(Clone, Default)]
-struct Steps {
-    changes: Vec<(String, server::Change)>,
-    written: Vec<Written>,
+struct Updates {
+    /// The new settings of each.
+    settings: Vec<(String, TenantSettings)>,
+    /// Its keys after the update.
+    tables: Vec<TenantTable>,
 }
 
-impl Steps {
-    fn push(&mut self, name: &str, change: server::Change, written: Written) {
-        self.changes.push((name.to_owned(), change));
-        self.written.push(written);
-    }
-
+impl Updates {
     fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
-        let Steps { changes, written } = std::mem::take(self);
-        let pairs = changes.into_iter().zip(written);
-        (self.changes, self.written) = pairs.filter(|((name, _), _)| is_kept(name)).unzip();
+        self.settings.retain(|(name, _)| is_kept(name));
+        self.tables.retain(|table| is_kept(&table.name));
     }
-}
-
-/// The values to store in the tenant's table after a change.
-#[derive(Clone)]
-enum Written {
-    Weight(WeightSource),
-    Latency(latency::Written),
-    /// Its place, and whether its users stay the same: a running server cannot change its users.
-    Place(Place, bool),
-    Caps(caps::Written),
-    Socket(AttachmentKind, Option<PathBuf>),
-    /// Nothing: the tenant's target is its group's.
-    Nothing,
 }
 
 /// The input of a reading.
@@ -162,7 +142,7 @@ impl Reading {
         tenants: &TenantList,
     ) -> Result<(), Refusal> {
         let Contents { wanted, plan, .. } = &*self.contents;
-        let (before, now) = (by_name(&self.in_force), by_name(with));
+        let (before, now) = (by_name(&self.in_force.tenant), by_name(&with.tenant));
         let names = before.keys().chain(now.keys()).copied();
         let is_same = |name: &&str| match (before.get(name), now.get(name)) {
             (Some(before), Some(now)) => before.says_the_same_as(now),
@@ -178,15 +158,15 @@ impl Reading {
         all.keys.retain(|change| tenant_of(&change.key).is_some_and(|(name, _)| !is_changed(name)));
         all.missing.retain(|name| !is_changed(name));
         all.come.retain(|(table, _)| !is_changed(&table.name));
-        all.steps.retain(|name| !is_changed(name));
-        let Differences { keys, missing, come, steps } =
+        all.updates.retain(|name| !is_changed(name));
+        let Differences { keys, missing, come, updates } =
             Differences::between(&part, tenants, &wanted, &planned, groups_of)?;
         all.keys.extend(keys);
         all.keys.sort_by(|a, b| a.key.cmp(&b.key));
         all.missing.extend(missing);
         all.come.extend(come);
-        all.steps.changes.extend(steps.changes);
-        all.steps.written.extend(steps.written);
+        all.updates.settings.extend(updates.settings);
+        all.updates.tables.extend(updates.tables);
         drop((before, now));
         self.in_force = with.clone();
         Ok(())
@@ -203,19 +183,27 @@ impl Differences {
         (old_groups, groups): (&[group::Group], &[group::Group]),
     ) -> Result<Differences, Refusal> {
         let keys = changes::between(&comparable(in_force, tenants, wanted), wanted);
-        let (old, new) = (by_name(in_force), by_name(wanted));
+        let (old, new) = (by_name(&in_force.tenant), by_name(&wanted.tenant));
         let missing = old.keys().filter(|name| !new.contains_key(*name));
         let missing = missing.map(|name| (*name).to_owned()).collect();
         let pairs = || wanted.tenant.iter().map(Spanned::get_ref).zip(planned.iter().copied());
         let come = pairs().filter(|(table, _)| !old.contains_key(&*table.name));
         let come = come.map(|(table, tenant)| (table.clone(), tenant.clone())).collect();
-        let mut steps = Steps::default();
+        let mut updates = Updates::default();
         for (table, tenant) in pairs() {
-            if let Some(old) = old.get(&*table.name) {
-                steps_of(old, table, tenant, (old_groups, groups), &mut steps)?;
+            let (Some(old), Some(member)) = (old.get(&*table.name), tenants.find(&table.name))
+            else {
+                continue;
+            };
+            let now = &member.tenant.settings;
+            let settings = now.updated(&tenant.settings);
+            let table = old.updated(table, (old_groups, groups));
+            if settings != *now || !table.says_the_same_as(old) {
+                updates.settings.push((table.name.clone(), settings));
+                updates.tables.push(table);
             }
         }
-        Ok(Differences { keys, missing, come, steps })
+        Ok(Differences { keys, missing, come, updates })
     }
 }
 
@@ -225,55 +213,6 @@ fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
     others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
 }
 
-/// Adds the changes from `old` to `table`; `tenant` is the completed `table`.
-fn steps_of(
-    old: &TenantTable,
-    table: &TenantTable,
-    tenant: &Tenant,
-    (old_groups, groups): (&[group::Group], &[group::Group]),
-    steps: &mut Steps,
-) -> Result<(), Refusal> {
-    let mut step = |change, written| steps.push(&table.name, change, written);
-    let source = |table: &TenantTable| table.weight.clone().unwrap_or_default();
-    if source(old) != source(table) {
-        step(server::Change::Weight(tenant.weight), Written::Weight(source(table)));
-    }
-    let reservation = table.reservation();
-    if old.reservation() != reservation || old.group != table.group {
-        let users = |table: &TenantTable, groups: &[group::Group]| {
-            group::split(table.group.as_ref(), groups).map(|(_, users)| users)
-        };
-        // Caps are left out, because the plan has compared them.
-        let wanted = reservation.reservation(&Caps::default()).map_err(Refusal::new)?;
-        let group = tenant.group.clone();
-        let place = Place { group: group.clone(), reservation };
-        step(
-            server::Change::Place { group, reservation: wanted },
-            Written::Place(place, users(old, old_groups) == users(table, groups)),
-        );
-    }
-    // A change of the tenant's own keys is stored, even if its group's target has changed, too.
-    let target = server::Change::Target(tenant.target);
-    if latency::written(old) != latency::written(table) {
-        step(target, Written::Latency(latency::written(table)));
-    } else if old.target(old_groups).ok() != Some(tenant.target) {
-        step(target, Written::Nothing);
-    }
-    for (kind, before, path) in [
-        (AttachmentKind::VhostUser, &old.vhost_user, &table.vhost_user),
-        (AttachmentKind::VfioUser, &old.vfio_user, &table.vfio_user),
-    ] {
-        if before != path {
-            let change = server::Change::Socket(kind, path.clone());
-            step(change, Written::Socket(kind, path.clone()));
-        }
-    }
-    if old.caps() != table.caps() {
-        step(server::Change::Caps(tenant.caps), Written::Caps(table.caps()));
-    }
-    Ok(())
-}
-
 /// The configuration in force, with places of tenants only where `wanted` names them: otherwise any
 /// place is right, so the present one is no difference.
 fn comparable<'a>(
@@ -281,7 +220,7 @@ fn comparable<'a>(
     tenants: &TenantList,
     wanted: &Settings,
 ) -> Cow<'a, Settings> {
-    let wanted = by_name(wanted);
+    let wanted = by_name(&wanted.tenant);
     let place = |table: &TenantTable| {
         let said = wanted.get(&*table.name)?;
         let now = tenants.find(&table.name).filter(|_| table.path.is_none());
@@ -319,21 +258,6 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
     note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
 }
 
-impl Written {
-    /// The tenant's keys that have the new values after the change.
-    fn keys(&self) -> Vec<&'static str> {
-        match self {
-            Written::Weight(_) => vec!["weight"],
-            Written::Latency(_) => vec!["latency", "latency-percentile", "floor"],
-            Written::Place(_, false) => group::KEYS.to_vec(),
-            Written::Place(_, true) => group::KEYS.into_iter().chain(["group"]).collect(),
-            Written::Caps(_) => KEYS.to_vec(),
-            Written::Socket(kind, _) => vec![kind.name()],
-            Written::Nothing => Vec::new(),
-        }
-    }
-}
-
 /// The changes of a reload, made or predicted. Another thread formats the answer, because this
 /// takes much longer than the changes with thousands of tenants.
 pub(super) struct Outcome {
@@ -343,26 +267,35 @@ pub(super) struct Outcome {
     /// Notes for tenants that come and go.
     notes: HashMap<String, String>,
     done: Done,
-    /// Whether each step has been made.
+    /// Whether each update has been made.
     made: Vec<bool>,
     is_dry_run: bool,
 }
 
 impl Outcome {
     /// The differing keys with the result of each, for the answer and the log.
-    pub(super) fn changes(mut self) -> Vec<Change> {
-        let Differences { keys, come, steps, .. } = &self.reading.differences;
+    pub(super) fn changes(self) -> Vec<Change> {
+        let Reading { contents, differences, .. } = &*self.reading;
+        let Differences { keys, come, updates, .. } = differences;
         let mut differ = keys.clone();
         let notes: HashMap<&str, String> =
             self.notes.iter().map(|(name, note)| (&**name, note.clone())).collect();
         note_staying(&mut differ, &self.staying, come);
         note_sizes(&mut differ);
         note_whole(&mut differ, &notes);
-        let steps = steps.changes.iter().zip(&steps.written).zip(&self.made);
-        for (((name, _), written), _) in steps.filter(|(_, made)| **made) {
-            self.done.tenant(name, &written.keys());
+        let wanted = by_name(&contents.wanted.tenant);
+        let made = updates.tables.iter().zip(&self.made).filter(|(_, made)| **made);
+        let updated: HashMap<&str, &TenantTable> =
+            made.map(|(table, _)| (&*table.name, table)).collect();
+        for change in &mut differ {
+            let is_updated = tenant_of(&change.key).is_some_and(|(name, key)| {
+                let Some(table) = updated.get(name) else { return false };
+                // A running server cannot change a tenant's users, which `group` names, too.
+                let has_users = || wanted.get(name).is_some_and(|new| new.group == table.group);
+                !FIXED.contains(&key) && (key != "group" || has_users())
+            });
+            change.done = is_updated || self.done.has(&change.key);
         }
-        differ.iter_mut().for_each(|change| change.done = self.done.has(&change.key));
         if !self.is_dry_run {
             log_changes(&differ);
         }
@@ -377,10 +310,6 @@ struct Done(HashSet<String>);
 impl Done {
     fn add(&mut self, key: impl Into<String>) {
         self.0.insert(key.into());
-    }
-
-    fn tenant(&mut self, name: &str, keys: &[&str]) {
-        keys.iter().for_each(|key| self.add(format!("tenant.{name}.{key}")));
     }
 
     /// Whether this key, or one above it, has been changed.
@@ -402,15 +331,6 @@ impl Warnings {
         }
     }
 
-    /// Warns of caps that may make a client wait too long.
-    fn of_caps(&mut self, whose: &str, change: &server::Change) {
-        if let server::Change::Caps(caps) = change
-            && let Some(text) = caps::warning(caps)
-        {
-            self.add(&format!("{whose}: {text}"));
-        }
-    }
-
     fn end(self) {
         if self.0 > LINES_MAX {
             tracing::warn!(
@@ -423,20 +343,20 @@ impl Warnings {
 
 impl Console {
     /// Reads the file again and makes its changes, or only lists them.
-    pub(super) fn reload_told(
+    pub(super) fn reload_file(
         &mut self,
         admin: &mut dyn Admin,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let result = self.reading(admin).and_then(|reading| match asked.dry_run {
-            true => self.foretell(admin, reading, asked),
-            false => self.apply(admin, reading, asked),
+        let result = self.reading(admin).and_then(|reading| match options.dry_run {
+            true => self.predict(admin, reading, options),
+            false => self.apply(admin, reading, options),
         });
         if !result.as_ref().is_err_and(Refusal::is_temporary) {
             self.reading.forget(READING);
         }
         match &result {
-            _ if asked.dry_run => {}
+            _ if options.dry_run => {}
             Ok(_) => {}
             // Each retry with a slow file comes here: only the last error is logged as one.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
@@ -448,9 +368,9 @@ impl Console {
     /// Reloads for SIGHUP. True if the reload is unfinished, so that the server calls it again.
     pub(super) fn reload_by_signal(&mut self, admin: &mut dyn Admin) -> bool {
         let since = *self.reload_since.get_or_insert_with(Instant::now);
-        let result = self.reload_told(admin, &Asked::default());
+        let result = self.reload_file(admin, &ReloadOptions::default());
         if !result.as_ref().is_err_and(Refusal::is_temporary) {
-            self.forget_look();
+            self.drop_snapshots();
         }
         let longest = self.plan.timeouts.range;
         let is_unfinished = match result {
@@ -511,16 +431,16 @@ impl Console {
     }
 
     /// The tenants that the file does not name: those to be removed, and those that stay, because
-    /// they have data and the operator has not asked to remove them.
+    /// they have data and the operator has not named them for removal.
     fn missing<'a>(
         &self,
         reading: &'a Reading,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
         let missing: HashSet<&str> =
             reading.differences.missing.iter().map(String::as_str).collect();
         let wanted = &reading.contents.wanted.tenant;
-        if let Some(name) = asked.remove.iter().find(|name| !missing.contains(&***name)) {
+        if let Some(name) = options.remove.iter().find(|name| !missing.contains(&***name)) {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
             return Err(Refusal::new(match is_wanted {
                 true => format!(
@@ -529,20 +449,20 @@ impl Console {
                 false => format!("there is no tenant {name} to be removed"),
             }));
         }
-        let is_named: HashSet<&str> = asked.remove.iter().map(String::as_str).collect();
+        let is_named: HashSet<&str> = options.remove.iter().map(String::as_str).collect();
         let in_memory = self.plan.device.is_in_memory();
         let goes = |name: &&str| in_memory || is_named.contains(name);
         Ok(reading.differences.missing.iter().map(String::as_str).partition(goes))
     }
 
     /// The changes that a reload would make, without making them.
-    fn foretell(
+    fn predict(
         &self,
         admin: &dyn Admin,
         reading: Arc<Reading>,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let (gone, staying) = self.missing(&reading, asked)?;
+        let (gone, staying) = self.missing(&reading, options)?;
         let gone = gone.iter().map(|name| {
             let note = format!(
                 "tenant {name} would be removed: its clients are disconnected, and its range is \
@@ -558,7 +478,7 @@ impl Console {
                 // Some of these tenants have no place; this finds out which.
                 Err(_) => self.gaps(admin, std::iter::once(new)).map(|gaps| gaps[0]),
             };
-            (new.name.clone(), self.foretell_new(new, gap))
+            (new.name.clone(), self.predict_new(new, gap))
         });
         let notes = gone.chain(come).collect();
         let staying = staying.into_iter().map(str::to_owned).collect();
@@ -567,7 +487,7 @@ impl Console {
     }
 
     /// The place of a new tenant of the file, or the reason against it, in words.
-    fn foretell_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
+    fn predict_new(&self, new: &Tenant, gap: Result<Option<Range>, Refusal>) -> String {
         let name = &new.name;
         let record = self.layout.as_ref().map(|layout| layout.record());
         let place = match &new.path {
@@ -592,10 +512,10 @@ impl Console {
         &mut self,
         admin: &mut dyn Admin,
         reading: &Reading,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Vec<Edit>, Refusal> {
         let Reading { contents, differences: Differences { come, .. }, .. } = reading;
-        let (gone, _) = self.missing(reading, asked)?;
+        let (gone, _) = self.missing(reading, options)?;
         self.prepare_files(admin, come)?;
         // The record has the ranges of new tenants first. When it is in force, adding a tenant does
         // not wait for it.
@@ -617,9 +537,9 @@ impl Console {
         &mut self,
         admin: &mut dyn Admin,
         mut reading: Arc<Reading>,
-        asked: &Asked,
+        options: &ReloadOptions,
     ) -> Result<Outcome, Refusal> {
-        let claims = self.prepare_reload(admin, &reading, asked)?;
+        let claims = self.prepare_reload(admin, &reading, options)?;
         // From here on nothing is refused as a whole. The reading drops its reference to the
         // configuration in force, so that the changes below do not copy it.
         self.reading.forget(READING);
@@ -629,7 +549,7 @@ impl Console {
         let Reading { contents, differences: Differences { come, .. }, .. } = &*reading;
         let Contents { wanted, plan, tls, cgroups } = &**contents;
         let (mut done, mut warnings) = (Done::default(), Warnings::default());
-        let (gone, staying) = self.missing(&reading, asked)?;
+        let (gone, staying) = self.missing(&reading, options)?;
         let staying = staying.into_iter().map(str::to_owned).collect();
         done.add("policy");
         admin.set_tls(tls.clone());
@@ -661,7 +581,8 @@ impl Console {
                 }
             }
         }
-        let made = self.take_steps(admin, &reading, &mut warnings);
+        self.warn_of_groups(come.iter().map(|(table, _)| table));
+        let made = self.make_updates(admin, &reading.differences.updates, &mut warnings);
         self.drop_groups(admin, wanted).iter().for_each(|name| done.add(format!("group.{name}")));
         if self.move_listeners(admin, wanted) {
             done.add("listen");
@@ -691,58 +612,30 @@ impl Console {
         }
     }
 
-    /// Changes the tenants that stay, and stores each change that was made; returns whether each
-    /// was.
-    fn take_steps(
+    /// Updates the tenants that stay, and stores the keys of each; returns whether each was updated.
+    fn make_updates(
         &mut self,
         admin: &mut dyn Admin,
-        reading: &Reading,
+        updates: &Updates,
         warnings: &mut Warnings,
     ) -> Vec<bool> {
-        let Reading { contents, differences: Differences { steps, .. }, .. } = reading;
-        let Steps { changes, written } = steps;
-        let results = admin.change(changes);
-        let mut made = vec![false; changes.len()];
-        // In reverse, so that the map keeps the first step of a tenant.
-        let names = changes.iter().map(|(name, _)| &**name).enumerate().rev();
-        let first: HashMap<&str, usize> = names.map(|(step, name)| (name, step)).collect();
-        for error in results.iter().filter_map(|result| result.as_ref().err()) {
-            warnings.add(error);
-        }
-        for table in Arc::make_mut(&mut self.settings).tenant.iter_mut().map(Spanned::get_mut) {
-            let Some(&first) = first.get(&*table.name) else { continue };
-            for step in first..changes.len() {
-                let (name, change) = &changes[step];
-                if *name != table.name {
-                    break;
-                }
-                if results[step].is_err() {
-                    continue;
-                }
-                made[step] = true;
-                match &written[step] {
-                    Written::Weight(source) => table.weight = Some(source.clone()),
-                    Written::Latency(said) => {
-                        (table.latency, table.latency_percentile, table.floor) = *said;
+        let before = admin.tenants();
+        let results = admin.update(&updates.settings);
+        for ((name, settings), result) in updates.settings.iter().zip(&results) {
+            let caps = before.find(name).map(|member| member.tenant.settings.caps);
+            match result {
+                Err(error) => warnings.add(error),
+                Ok(()) if caps == Some(settings.caps) => {}
+                Ok(()) => {
+                    if let Some(text) = caps::warning(&settings.caps) {
+                        warnings.add(&format!("tenant {name}: {text}"));
                     }
-                    Written::Place(place, _) => {
-                        let reservation = place.reservation;
-                        (table.min_iops, table.min_bandwidth) =
-                            (reservation.iops, reservation.bandwidth);
-                        table.set_group(place.group.as_deref(), &contents.plan.groups);
-                    }
-                    Written::Caps(said) => {
-                        table.set_caps(said);
-                        warnings.of_caps(&format!("tenant {name}"), change);
-                    }
-                    Written::Socket(AttachmentKind::VfioUser, path) => {
-                        table.vfio_user.clone_from(path);
-                    }
-                    Written::Socket(_, path) => table.vhost_user.clone_from(path),
-                    Written::Nothing => {}
                 }
             }
         }
+        let made: Vec<bool> = results.iter().map(Result::is_ok).collect();
+        let tables = updates.tables.iter().zip(&made).filter(|(_, made)| **made);
+        self.write_tables(tables.map(|(table, _)| table.clone()));
         made
     }
 

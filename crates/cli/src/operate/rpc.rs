@@ -1,7 +1,6 @@
 //! JSON-RPC 2.0 on lines: one request or batch a line, one answer a line.
 //!
-//! A method takes an object with named parameters, or nothing. `rpc.discover` answers with an
-//! OpenRPC document, which is made of the table of methods ([`METHODS`]).
+//! A method takes an object with named parameters, or nothing.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +8,6 @@ use fairq_config::refusal::Refusal;
 use fairq_host::server::{Answer, Made, Reply};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-
-use super::table::{METHODS, Method, Param};
 
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Fault {
@@ -46,14 +43,8 @@ impl Fault {
         Fault { code: -32602, ..Fault::refused(text) }
     }
 
-    /// There is no such method.
-    pub(crate) fn no_method(name: &str) -> Fault {
-        let near =
-            METHODS.iter().map(|method| (strsim::jaro_winkler(method.name, name), method.name));
-        let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness > 0.8);
-        let hint = near.map_or("rpc.discover lists them".to_owned(), |(_, name)| {
-            format!("did you mean {name}?")
-        });
+    /// There is no such method; `hint` says which there are.
+    pub(crate) fn no_method(name: &str, hint: &str) -> Fault {
         Fault { code: -32601, ..Fault::refused(format!("there is no method {name}: {hint}")) }
     }
 
@@ -209,32 +200,6 @@ fn one(
     })
 }
 
-/// The list of methods as an OpenRPC document.
-pub(crate) fn discover() -> Value {
-    let param = |param: &Param| {
-        json!({
-            "name": param.name,
-            "summary": param.summary,
-            "required": param.is_required,
-            "schema": { "type": param.kind },
-        })
-    };
-    let method = |method: &Method| {
-        json!({
-            "name": method.name,
-            "summary": method.summary,
-            "paramStructure": "by-name",
-            "params": method.params.iter().map(param).collect::<Vec<_>>(),
-            "result": { "name": "result", "summary": method.result, "schema": {} },
-        })
-    };
-    json!({
-        "openrpc": "1.3.2",
-        "info": { "title": "fairq", "version": env!("CARGO_PKG_VERSION") },
-        "methods": METHODS.iter().map(method).collect::<Vec<_>>(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,8 +207,7 @@ mod tests {
     fn call(method: &str, params: Value) -> Result<Answer<Value>, Fault> {
         match method {
             "echo" => Ok(Answer::Later(Box::new(|| params))),
-            "discover" => Ok(Answer::Ready(discover())),
-            name => Err(Fault::no_method(name)),
+            name => Err(Fault::no_method(name, "there is echo")),
         }
     }
 
@@ -275,14 +239,6 @@ mod tests {
         assert_eq!(code(r#"{"id":1,"method":"echo"}"#), -32600, "no version");
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":{},"method":"echo"}"#), -32600);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":1,"method":"tenant"}"#), -32601);
-        assert_eq!(
-            Fault::no_method("tenant").message,
-            "there is no method tenant: did you mean tenants?"
-        );
-        assert_eq!(
-            Fault::no_method("xyz").message,
-            "there is no method xyz: rpc.discover lists them"
-        );
     }
 
     #[test]

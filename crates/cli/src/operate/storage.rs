@@ -3,48 +3,50 @@
 use std::collections::HashSet;
 
 use fairq_config::device::SECTOR;
+use fairq_host::device::CutOff;
 use fairq_host::server::{Admin, Member, Status, StoreStatus, TenantList};
 use serde_json::{Value, json};
 
 use super::Console;
 use super::rpc::Fault;
+use crate::view::{CutOffFile, OutdatedTenant, PolicyState, Store};
 
 /// The names of tenants whose flushes fail, because written data may be lost.
-pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Value {
+pub(super) fn write_back_errors(tenants: &TenantList, now: &Status) -> Vec<String> {
     let failed = tenants.members().filter(|member| now.write_back_errno(member).is_some());
-    failed.map(|member| json!(member.tenant.name)).collect()
+    failed.map(|member| member.tenant.name.clone()).collect()
 }
 
 /// The tenants with connections that have a size from before a resize.
-pub(super) fn outdated(tenants: &TenantList) -> Value {
+pub(super) fn outdated(tenants: &TenantList) -> Vec<OutdatedTenant> {
     let outdated = tenants.members().filter_map(|member| {
         let count: usize = member.outdated_connections().iter().map(|(_, count)| count).sum();
-        (count > 0).then(|| json!({ "tenant": member.tenant.name, "connections": count }))
+        let tenant = || member.tenant.name.clone();
+        (count > 0).then(|| OutdatedTenant { tenant: tenant(), connections: count })
     });
     outdated.collect()
 }
 
 /// The files that became shorter while they were served.
-pub(super) fn cut_off_files(now: &Status) -> Value {
-    let files = now.cut_off.iter();
-    files
-        .map(|file| json!({ "path": file.path, "size": file.size, "intact": file.intact }))
-        .collect()
+pub(super) fn cut_off_files(now: &Status) -> Vec<CutOffFile> {
+    let file = |of: &CutOff| CutOffFile { path: of.path.clone(), size: of.size, intact: of.intact };
+    now.cut_off.iter().map(file).collect()
 }
 
 /// The stores, their tenants, and whether they answer.
-pub(super) fn stores(tenants: &TenantList, now: &Status) -> Value {
+pub(super) fn stores(tenants: &TenantList, now: &Status) -> Vec<Store> {
     let store = |store: &StoreStatus| {
-        let (slots, free) = (store.policy.slots, store.policy.free_slots);
-        json!({
-            "name": store.name,
-            "tenants": tenants_of(store, tenants),
-            "on_device": store.on_device,
-            "oldest_s": store.oldest.as_secs_f64(),
-            "stuck": store.is_stuck,
-            "slots": slots,
-            "slots_in_use": slots.zip(free).map(|(slots, free)| slots.saturating_sub(free)),
-        })
+        let policy_state = PolicyState::of(&store.policy);
+        Store {
+            name: store.name.clone(),
+            tenants: tenants_of(store, tenants),
+            on_device: store.on_device,
+            oldest_s: store.oldest.as_secs_f64(),
+            stuck: store.is_stuck,
+            slots: policy_state.slots,
+            slots_in_use: policy_state.slots_in_use,
+            policy_state,
+        }
     };
     now.stores.iter().map(store).collect()
 }
@@ -61,7 +63,7 @@ pub(super) struct Stuck(Vec<String>);
 
 impl Stuck {
     /// Logs the stores that have stopped answering, and those that answer again.
-    pub(super) fn tell(&mut self, now: &Status, tenants: &TenantList) {
+    pub(super) fn log(&mut self, now: &Status, tenants: &TenantList) {
         for store in now.stores.iter().filter(|store| store.is_stuck) {
             // A store is logged once: it may be stuck for hours, and is checked each second.
             if self.0.contains(&store.name) {

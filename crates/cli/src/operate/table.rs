@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Console;
-use super::overview::View;
-use super::reload::Asked;
-use super::rpc::{self, Fault};
+use super::overview::{Snapshot, json_of};
+use super::reload::ReloadOptions;
+use super::rpc::Fault;
 use super::storage::clear_error;
 
 /// One method.
@@ -38,7 +38,7 @@ enum Run {
     /// The control thread carries the call out, and another thread formats the answer.
     Begins(fn(&mut Console, &mut dyn Admin, Given) -> Result<Rest, Fault>),
     /// Another thread formats the answer from a copy of the server's state.
-    Shows(fn(&View) -> Value),
+    Shows(fn(&Snapshot) -> Value),
     /// Another thread formats the answer once a second, for all callers.
     Looks,
 }
@@ -95,7 +95,15 @@ impl Given {
 impl Method {
     /// The method of this name.
     pub(crate) fn named(name: &str) -> Result<&'static Method, Fault> {
-        METHODS.iter().find(|method| method.name == name).ok_or_else(|| Fault::no_method(name))
+        METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
+            let likeness = |method: &Method| strsim::jaro_winkler(method.name, name);
+            let near = METHODS.iter().map(|method| (likeness(method), method.name));
+            let near = near.max_by(|a, b| a.0.total_cmp(&b.0));
+            match near.filter(|(likeness, _)| *likeness > 0.8) {
+                Some((_, near)) => Fault::no_method(name, &format!("did you mean {near}?")),
+                None => Fault::no_method(name, "rpc.discover lists them"),
+            }
+        })
     }
 
     /// Refuses parameters that the method does not define, and calls without a required one.
@@ -124,6 +132,32 @@ impl Method {
     }
 }
 
+/// The list of methods as an OpenRPC document.
+fn discover() -> Value {
+    let param = |param: &Param| {
+        json!({
+            "name": param.name,
+            "summary": param.summary,
+            "required": param.is_required,
+            "schema": { "type": param.kind },
+        })
+    };
+    let method = |method: &Method| {
+        json!({
+            "name": method.name,
+            "summary": method.summary,
+            "paramStructure": "by-name",
+            "params": method.params.iter().map(param).collect::<Vec<_>>(),
+            "result": { "name": "result", "summary": method.result, "schema": {} },
+        })
+    };
+    json!({
+        "openrpc": "1.3.2",
+        "info": { "title": "fairq", "version": env!("CARGO_PKG_VERSION") },
+        "methods": METHODS.iter().map(method).collect::<Vec<_>>(),
+    })
+}
+
 impl Console {
     /// Carries out a call of the control socket. A change is logged.
     pub(super) fn call_method(
@@ -144,17 +178,17 @@ impl Console {
             Run::Does(run) => run(self, admin, given).map(Answer::Ready),
             Run::Begins(run) => run(self, admin, given).map(Answer::Later),
             Run::Shows(show) => {
-                let view = self.view(admin);
-                return Ok(Answer::Later(Box::new(move || show(&view))));
+                let snapshot = self.snapshot(admin);
+                return Ok(Answer::Later(Box::new(move || show(&snapshot))));
             }
             Run::Looks => {
-                let shared = self.looked(admin);
+                let shared = self.viewed(admin);
                 return Ok(Answer::Later(Box::new(move || shared.look().clone())));
             }
         };
         // An unfinished call has changed nothing yet.
         if method.effect != Effect::Reads && !result.as_ref().is_err_and(Fault::is_unfinished) {
-            self.forget_look();
+            self.drop_snapshots();
         }
         if let (true, Ok(Answer::Ready(result))) = (is_logged, &result) {
             tracing::info!(method = name, params = text, %result, "changed by the control socket");
@@ -171,29 +205,29 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "This list, as an OpenRPC document",
         params: &[],
         result: "the document",
-        run: Run::Does(|_, _, _| Ok(rpc::discover())),
+        run: Run::Does(|_, _, _| Ok(discover())),
     },
     Method {
         name: "status",
         effect: Effect::Reads,
-        summary: "What the server is, and what it does now",
+        summary: "The server's configuration and its present state",
         params: &[],
         result: "version, uptime, device, policy and its state, shards, connections, addresses",
-        run: Run::Shows(View::status),
+        run: Run::Shows(|snapshot| json_of(&snapshot.status())),
     },
     Method {
         name: "tenants",
         effect: Effect::Reads,
-        summary: "The tenants: weights, ranges, what each got since the start and in the last \
-         second",
+        summary: "The tenants: weights, ranges, and the service of each since the start and in the \
+                  last second",
         params: &[],
         result: "a list of tenants",
-        run: Run::Shows(View::tenants),
+        run: Run::Shows(|snapshot| json_of(&snapshot.tenants(usize::MAX))),
     },
     Method {
         name: "look",
         effect: Effect::Reads,
-        summary: "What `fairq top` and the web page show, as it was at the last full second",
+        summary: "The view of `fairq top` and the web page, as it was at the last full second",
         params: &[],
         result: "parts of status and tenants",
         run: Run::Looks,
@@ -286,19 +320,23 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "latency",
         effect: Effect::Changes,
-        summary: "Gives a tenant a latency target, or takes it away if none is said, from now on",
+        summary: "Gives a tenant a latency target, or takes it away if none is given, from now on",
         params: &[
             required("tenant", "string", "its name"),
             optional(
                 "latency",
                 "string",
-                "how long its requests may take from arrival to completion, as in 200us",
+                "the longest time from a request's arrival to its completion, as in 200us",
             ),
-            optional("percentile", "number", "of which percentile, 50 to 99.9999; default 99"),
+            optional(
+                "percentile",
+                "number",
+                "the percentile of its requests that meets it, 50 to 99.9999; default 99",
+            ),
             optional(
                 "floor",
                 "string",
-                "what all others together keep of what weights give them, 0% to 99%; default 50%",
+                "the part of their share by weight that all others together keep, 0% to 99%; default 50%",
             ),
         ],
         result: "the tenant's name, and its target before and now",
@@ -334,7 +372,7 @@ pub(crate) const METHODS: &[Method] = &[
         result: "a list of name, weight, effective_weight (beside all that are in no group), \
                  min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
                  caps (as of tenants, with what waits for them; null for none), latency",
-        run: Run::Shows(View::groups),
+        run: Run::Shows(|snapshot| json_of(&snapshot.groups())),
     },
     Method {
         name: "group",
@@ -383,11 +421,29 @@ pub(crate) const METHODS: &[Method] = &[
         }),
     },
     Method {
+        name: "update",
+        effect: Effect::Changes,
+        summary: "Changes keys of a tenant, from now on",
+        params: &[
+            required("tenant", "string", "its name"),
+            required(
+                "keys",
+                "object",
+                "keys of a tenant and their values, as they are written; off takes one away. Keys \
+                 that clients get when they connect need a restart",
+            ),
+        ],
+        result: "the tenant's name, the keys that differ with the old and the new value, and a warning \
+                 if clients may wait longer than their timeouts for a cap",
+        run: Run::Does(|console, admin, mut given| {
+            console.set(admin, &given.text("tenant")?, &given.take("keys")?)
+        }),
+    },
+    Method {
         name: "clear_error",
         effect: Effect::Changes,
-        summary: "A tenant's flushes and FUA writes have failed since data that it wrote could not \
-                  be put on stable storage (write_back_errno of tenants): they say again what the \
-                  storage says",
+        summary: "Lets a tenant's flushes and FUA writes succeed again after data that it wrote \
+                  could not be put on stable storage (write_back_errno of tenants)",
         params: &[required("tenant", "string", "its name")],
         result: "the tenant's name, and the error that is cleared; null if there was none",
         run: Run::Does(|_, admin, mut given| clear_error(admin, &given.text("tenant")?)),
@@ -395,7 +451,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "policy",
         effect: Effect::Reads,
-        summary: "How the device is shared: the policy, what is said of it, its state",
+        summary: "How the device is shared: the policy, its parameters, its state",
         params: &[],
         result: "name, description, params, state; changing_s in it as long as requests wait for \
          the policy before",
@@ -408,8 +464,8 @@ pub(crate) const METHODS: &[Method] = &[
          those that come wait; no \
                   connection is dropped",
         params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
-        result: "the policy before and now, and what is written differently; it holds when \
-         changing_s of policy is null",
+        result: "the policy before and now, and the keys that differ; it holds when changing_s of \
+                 policy is null",
         run: Run::Does(|console, admin, mut given| {
             console.set_policy(admin, &given.text("policy")?)
         }),
@@ -419,8 +475,8 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::ChangesIfGiven,
         summary: "Changes parameters of the policy, all or none; without any, lists them",
         params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
-        result: "what changed, from what, to what; or each parameter with its value and what it \
-         takes",
+        result: "the changed parameters with the old and the new value; or each parameter with its \
+                 value and range",
         run: Run::Does(|console, admin, mut given| {
             match given.take::<Option<String>>("params")? {
                 Some(text) if !text.is_empty() => console.params(admin, &text),
@@ -431,7 +487,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "listen",
         effect: Effect::Changes,
-        summary: "Listens somewhere else too",
+        summary: "Listens at another address, too",
         params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
         result: "the address, with the port that was chosen",
         run: Run::Does(|console, admin, mut given| console.listen(admin, &given.text("address")?)),
@@ -439,7 +495,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "unlisten",
         effect: Effect::Changes,
-        summary: "Listens there no more; connections made there go on",
+        summary: "Stops listening at an address; connections made there go on",
         params: &[required("address", "string", "as it stands in status")],
         result: "the address",
         run: Run::Does(|console, admin, mut given| {
@@ -449,11 +505,11 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "interference",
         effect: Effect::Reads,
-        summary: "Who hurts whom: the part of each tenant's delay during which each other was \
-         served, over ten seconds",
+        summary: "The part of each tenant's delay during which each other one was served, over ten \
+                  seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
-        run: Run::Shows(View::interference),
+        run: Run::Shows(|snapshot| json_of(&snapshot.interference())),
     },
     Method {
         name: "config.dump",
@@ -474,12 +530,12 @@ pub(crate) const METHODS: &[Method] = &[
             optional("remove", "array", "tenants that the file does not name, and that are to go"),
             optional("dry_run", "boolean", "change nothing, and say what would be changed"),
         ],
-        result: "what differs, from what, to what, and whether it holds now or needs a restart or \
-                 what its note says",
+        result: "the keys that differ, with the old and the new value, and whether each holds now, \
+                 needs a restart, or needs the step in its note",
         run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
-            let outcome = console.reload_told(admin, &Asked { remove, dry_run })?;
+            let outcome = console.reload_file(admin, &ReloadOptions { remove, dry_run })?;
             Ok(Box::new(move || json!({ "changes": outcome.changes() })))
         }),
     },
@@ -491,11 +547,11 @@ pub(crate) const METHODS: &[Method] = &[
             required(
                 "seconds",
                 "number",
-                "how long it will be, at most; a recording that is not stopped is dropped",
+                "its longest time; a recording that is not stopped by then is dropped",
             ),
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
-        result: "how many each shard keeps",
+        result: "the number of decisions that each shard keeps",
         run: Run::Does(|console, admin, mut given| {
             console.trace_start(admin, given.take("seconds")?, given.take("events")?)
         }),
@@ -505,17 +561,17 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::Reads,
         summary: "Ends the recording",
         params: &[],
-        result: "of each shard, how much there is and how much found no room; the tenants' numbers \
-         and names",
+        result: "of each shard, the number of decisions, and of those that found no room; the \
+                 tenants' numbers and names",
         run: Run::Does(|console, admin, _| console.trace_stop(admin)),
     },
     Method {
         name: "trace.read",
         effect: Effect::Reads,
-        summary: "What was recorded, piece by piece; after the last shard's last it is gone",
+        summary: "The recorded decisions, piece by piece; after the last shard's last they are gone",
         params: &[
-            required("shard", "number", "of which shard"),
-            required("from", "number", "from which decision on, from 0"),
+            required("shard", "number", "the shard"),
+            required("from", "number", "the first decision, counted from 0"),
         ],
         result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
          slots, virtual time, start tag, why",
@@ -532,7 +588,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[optional(
             "program",
             "string",
-            "its whole path; the one from which the server was started if none is said",
+            "its whole path; the one from which the server was started if none is given",
         )],
         result: "the versions before (from) and now (to), and the program's path",
         run: Run::Does(|console, admin, mut given| console.upgrade(admin, given.take("program")?)),
@@ -567,6 +623,13 @@ mod tests {
             let names: Vec<_> = method.params.iter().map(|param| param.name).collect();
             assert!(is_first(&names), "{}: {names:?}", method.name);
         }
+    }
+
+    #[test]
+    fn a_method_that_is_not_there_has_a_hint() {
+        let refused = |name| Method::named(name).err().unwrap().message().to_owned();
+        assert_eq!(refused("tenant"), "there is no method tenant: did you mean tenants?");
+        assert_eq!(refused("xyz"), "there is no method xyz: rpc.discover lists them");
     }
 
     #[test]

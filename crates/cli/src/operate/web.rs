@@ -74,7 +74,7 @@ impl Writers {
     }
 
     /// Logs the number of requests with a wrong token or none after the last call.
-    pub(super) fn tell_refused(&mut self) {
+    pub(super) fn log_refused(&mut self) {
         let count = std::mem::take(&mut self.refused);
         if count > 0 {
             tracing::warn!(count, "refused to change weights over HTTP: no token, or a wrong one");
@@ -119,13 +119,13 @@ fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> 
         Some(host) => {
             format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
         }
-        None => "was not asked for by a name".into(),
+        None => "got no name in the request".into(),
     };
     let address = SocketAddr::new(at.ip().to_canonical(), at.port());
     Some(refuse(
         StatusCode::MISDIRECTED_REQUEST,
         &format!(
-            "this server {given}: ask http://{address}/ or http://localhost:{}/, or add the name \
+            "this server {given}: request http://{address}/ or http://localhost:{}/, or add the name \
              to metrics-host in its configuration (--metrics-host NAME)",
             at.port()
         ),
@@ -185,7 +185,7 @@ fn route(
     match request.uri().path() {
         "/" if reads => made(HTML, Answer::Ready(page(nonce).into())),
         "/look.json" if reads => {
-            let shared = console.looked(admin);
+            let shared = console.viewed(admin);
             made(JSON, Answer::Later(Box::new(move || shared.look_text())))
         }
         "/metrics" if reads => {
@@ -269,7 +269,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
         return refuse(StatusCode::BAD_REQUEST, "send {\"tenant\": \"db\", \"weight\": \"300\"}");
     };
     let result = rpc::params(given).and_then(|PlainWeight { tenant, weight }| {
-        console.forget_look();
+        console.drop_snapshots();
         console.weight(admin, &tenant, WeightSource::Fixed(weight))
     });
     match result {

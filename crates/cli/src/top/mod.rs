@@ -10,13 +10,13 @@ use serde_json::json;
 
 use crate::args::TopArgs;
 use crate::connection::{Connection, socket};
-use crate::look::Look;
+use crate::view::Look;
 
 mod order;
-mod view;
+mod screen;
 
 use order::Order;
-use view::Screen;
+use screen::Screen;
 
 /// Time between two views.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
     let mut server = Connection::open(&socket(args.control))?;
     let mut look = Look::at(&mut server)?;
     if args.json {
-        return print(&format!("{:#}", look.json()));
+        return print(&serde_json::to_string_pretty(&look)?);
     }
     if args.once {
         look.sort(Order::default());
@@ -35,7 +35,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
         // A pipe has no width, and below 80 columns the table loses its right side.
         let width = if columns >= 80 { columns } else { 120 };
         let screen = Screen::default();
-        let text = view::text(&look, &screen, width, view::height(&look, &screen, width));
+        let text = screen::text(&look, &screen, width, screen::height(&look, &screen, width));
         // The last line is for keys, which are not available here.
         return print(text.rsplit_once('\n').map_or("", |(above, _)| above));
     }
@@ -64,7 +64,7 @@ fn show(
     loop {
         look.sort(screen.order);
         screen.follow(&look);
-        terminal.draw(|frame| view::draw(&look, &screen, frame.area(), frame.buffer_mut()))?;
+        terminal.draw(|frame| screen::draw(&look, &screen, frame.area(), frame.buffer_mut()))?;
         if event::poll(next.saturating_duration_since(Instant::now()))? {
             if let Event::Key(key) = event::read()?
                 && key.kind == KeyEventKind::Press

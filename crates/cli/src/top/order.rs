@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde_json::json;
 
 use crate::connection::Connection;
-use crate::look::{LastSecond, Look, Tenant};
+use crate::view::{LastSecond, Look, TenantRow};
 
 /// The sort key of the tenants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,12 +48,12 @@ impl Look {
     }
 
     pub(crate) fn sort(&mut self, order: Order) {
-        let last = |tenant: &Tenant, value: fn(&LastSecond) -> f64| {
+        let last = |tenant: &TenantRow, value: fn(&LastSecond) -> f64| {
             // No value of an active tenant is negative, so idle ones come last.
             tenant.last_second.as_ref().map_or(-1.0, value)
         };
         let most = |value: fn(&LastSecond) -> f64| {
-            move |a: &Tenant, b: &Tenant| {
+            move |a: &TenantRow, b: &TenantRow| {
                 last(b, value).total_cmp(&last(a, value)).then_with(|| a.name.cmp(&b.name))
             }
         };
@@ -64,12 +64,12 @@ impl Look {
                 .sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.name.cmp(&b.name))),
             Order::Share => self.tenants.sort_by(most(|last| last.share)),
             Order::Iops => self.tenants.sort_by(most(|last| last.iops)),
-            Order::P99 => self.tenants.sort_by(most(|last| last.p99_ns)),
+            Order::P99 => self.tenants.sort_by(most(|last| last.p99_ns as f64)),
         }
     }
 }
 
-impl Tenant {
+impl TenantRow {
     /// The other tenant that delays it most, and its part of the delay.
     pub(crate) fn worst(&self) -> Option<(&str, f64)> {
         let others = self.hurt_by.iter().flatten().filter(|(name, _)| **name != self.name);

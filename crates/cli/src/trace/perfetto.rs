@@ -161,7 +161,7 @@ impl<W: Write> Writer<'_, W> {
     /// `number`.
     fn request(&mut self, number: u64, shard: usize, row: &Row) -> io::Result<()> {
         let (live, process) = ((shard, row.tag), tenant_process(row.tenant));
-        let args = told([
+        let args = arguments([
             ("op", json!(row.op)),
             ("offset", json!(row.offset)),
             ("bytes", json!(row.length)),
@@ -208,7 +208,7 @@ impl<W: Write> Writer<'_, W> {
             let kind = &row.kind;
             let name = row.why.as_deref().map_or(kind.clone(), |why| format!("{kind}: {why}"));
             let tenant = if row.kind == "held" { Value::Null } else { json!(recorded.tenant(row)) };
-            let args = told([
+            let args = arguments([
                 ("tenant", tenant),
                 ("start_tag", json!(row.start_tag)),
                 ("virtual_time", json!(row.virtual_time)),
@@ -230,7 +230,7 @@ impl<W: Write> Writer<'_, W> {
 }
 
 /// An object of the pairs that have a value.
-fn told<const N: usize>(pairs: [(&str, Value); N]) -> Value {
+fn arguments<const N: usize>(pairs: [(&str, Value); N]) -> Value {
     let pairs = pairs.into_iter().filter(|(_, value)| !value.is_null());
     Value::Object(pairs.map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
 }

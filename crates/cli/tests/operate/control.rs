@@ -43,7 +43,7 @@ impl Resolver {
         self.folder.path().join(name)
     }
 
-    /// Starts a server that looks names up here.
+    /// Starts a server that resolves names here.
     fn serve(&self, config: &str, flags: &[&str]) -> Server {
         let set = |command: &mut Command| {
             command.env("LD_PRELOAD", self.path("before.so"));
@@ -417,4 +417,44 @@ fn no_turn_of_the_control_thread_is_long() {
     assert!(cpu_ns(&server, "fairq-tls") > HELLOS as u64 * 1_000_000);
     let looked_up = resolver.lookups_aside();
     assert_eq!(looked_up.len(), 3 * GROUPS, "each group once in each reload");
+}
+
+/// One method for all keys of a tenant; a tenant that is refused one of them keeps all.
+#[test]
+fn keys_of_a_tenant_are_set_together() {
+    let config = format!("{CONFIG}\n[[group]]\nname = \"acme\"\n");
+    let server = Server::start(&config, &[]);
+    let said = server.said(&["set", "db", "weight=200", "max-iops=5000", "group=acme"]);
+    let expected = "tenant.db.group: (nothing) -> acme\ntenant.db.max-iops: (nothing) -> 5000\n\
+                    tenant.db.weight: 300 -> 200\n";
+    assert_eq!(said, expected);
+    let tenant = || -> Value {
+        let list: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+        list[0].clone()
+    };
+    let now = tenant();
+    assert_eq!((&now["weight"], &now["group"]), (&json!(200), &json!("acme")));
+    assert_eq!(now["capped"]["caps"]["max-iops"]["per_s"], json!(5000));
+    for (keys, reason) in [
+        (&["weight=100", "min-iops=9000"][..], "is above what max-iops allows"),
+        (&["weight=100", "read-only=true"], "read-only can be changed only by a restart"),
+        (&["weight=100", "nonsense=1"], "unknown key `nonsense`"),
+        (&["weight=100", "nonsense=off"], "unknown key `nonsense`"),
+        (&["weight=100", "group=other"], "there is no group other"),
+    ] {
+        let refused = server.refused(&[&["set", "db"], keys].concat()).1;
+        assert!(refused.contains(reason), "{refused}");
+        assert_eq!(tenant()["weight"], json!(200), "{reason}");
+    }
+    server.said(&["set", "db", "max-iops=off", "group=off", "latency=10ms"]);
+    let now = tenant();
+    assert_eq!((&now["capped"], &now["group"]), (&Value::Null, &Value::Null));
+    assert_eq!(now["latency_target"]["target_ns"], json!(10_000_000));
+    let dump = server.said(&["config", "dump"]);
+    assert!(dump.contains("latency = \"10ms\"") && !dump.contains("max-iops"), "{dump}");
+    // A reload compares the file with the keys in force.
+    let told = server.said(&["config", "reload"]);
+    assert!(told.contains("tenant.db.latency: 10ms -> (nothing)\n"), "{told}");
+    assert!(told.contains("tenant.db.weight: 200 -> 300\n"), "{told}");
+    assert_eq!(server.said(&["config", "reload"]), "nothing differs\n");
 }

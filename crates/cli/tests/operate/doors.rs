@@ -320,7 +320,7 @@ fn an_export_opens_to_the_users_it_names() {
         tenant("mine", &format!("uid = [{ours}, 4711]")),
         tenant("theirs", "uid = 65534"),
         tenant("roots", "user = \"root\""),
-        tenant("group", &format!("group = \"{}\"", rustix::process::getegid().as_raw())),
+        tenant("group", &format!("unix-group = \"{}\"", rustix::process::getegid().as_raw())),
         tenant("common", ""),
     ];
     let server = Server::start(&config.concat(), &[]);

@@ -47,10 +47,11 @@ fn metrics_are_what_prometheus_expects() {
         "{head}"
     );
     let db = |name: &str, rest: &str| {
-        sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram 64M\"{rest}}}"))
+        sample(&metrics, &format!("{name}{{tenant=\"db\",device=\"ram\"{rest}}}"))
     };
     let reads = db("fairq_tenant_operations_total", ",op=\"read\"").unwrap();
     assert!(reads > 0.0);
+    assert_eq!(db("fairq_tenant_requests_total", ",op=\"read\""), Some(reads), "of 4 KiB each");
     assert_eq!(db("fairq_tenant_read_bytes_total", ""), Some(reads * 4096.0));
     assert_eq!(db("fairq_tenant_latency_seconds_count", ""), Some(reads));
     assert_eq!(db("fairq_tenant_latency_seconds_bucket", ",le=\"+Inf\""), Some(reads));
@@ -65,14 +66,17 @@ fn metrics_are_what_prometheus_expects() {
         };
         assert!(seconds("seconds") > 0.0 && seconds("wait_seconds") >= 0.0);
     }
-    assert!(sample(&metrics, "fairq_policy_slots_found").unwrap() >= 1.0);
+    let policy = |metrics: &str, name: &str| {
+        sample(metrics, &format!("fairq_policy_{name}{{store=\"ram\"}}"))
+    };
+    assert!(policy(&metrics, "slots_found").unwrap() >= 1.0);
     assert_eq!(server.said(&["params", "slots=64"]), "policy.slots: (nothing) -> 64\n");
     let (_, metrics) = get(&address, "/metrics");
     assert_eq!(sample(&metrics, "fairq_policy_slots"), Some(64.0));
-    assert_eq!(sample(&metrics, "fairq_policy_slots_found"), None);
+    assert_eq!(policy(&metrics, "slots_found"), None);
     assert_eq!(server.said(&["params", "slots=auto"]), "policy.slots: 64 -> auto\n");
     let (_, metrics) = get(&address, "/metrics");
-    assert!(sample(&metrics, "fairq_policy_slots_found").unwrap() >= 1.0);
+    assert!(policy(&metrics, "slots_found").unwrap() >= 1.0);
     check_with_promtool(&metrics);
     let own = "fairq_interference_seconds_total{tenant=\"db\",by=\"db\"}";
     assert!(sample(&metrics, own).unwrap() > 0.0, "it waited for itself");
@@ -82,17 +86,17 @@ fn metrics_are_what_prometheus_expects() {
     server.said(&["policy", "mqfq:cost=device"]);
     let (_, metrics) = get(&address, "/metrics");
     check_with_promtool(&metrics);
-    let write = "fairq_policy_cost_base_bytes{operation=\"write\",access=\"random\"}";
+    let write = "fairq_policy_cost_base_bytes{store=\"ram\",operation=\"write\",access=\"random\"}";
     assert_eq!(sample(&metrics, write), Some(0.0), "by its bytes until more is known");
     assert!(server.said(&["status"]).contains("by the device's time; not known yet"));
 
     server.said(&["policy", "kyber-fair:period=20ms"]);
     let (_, metrics) = get(&address, "/metrics");
     check_with_promtool(&metrics);
-    assert!(sample(&metrics, "fairq_policy_tokens").unwrap() > 0.0);
-    assert!(sample(&metrics, "fairq_policy_write_cost").unwrap() >= 1.0);
+    assert!(policy(&metrics, "tokens").unwrap() > 0.0);
+    assert!(policy(&metrics, "write_cost").unwrap() >= 1.0);
     until("periods go by", || {
-        let periods = sample(&get(&address, "/metrics").1, "fairq_policy_periods_total")?;
+        let periods = policy(&get(&address, "/metrics").1, "periods_total")?;
         (periods > 2.0).then_some(())
     });
 
@@ -152,7 +156,6 @@ fn the_files_for_prometheus_are_sound() {
     // Dashboards and rules name only existing metrics.
     let source = [
         include_str!("../../src/operate/metrics.rs"),
-        include_str!("../../src/operate/metrics/layout.rs"),
         include_str!("../../src/operate/metrics/promised.rs"),
     ]
     .concat();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fairq_host::nbd::wire::proto::{Command, CommandFlags, EXTENDED_REQUEST_LEN, Request};
 
+use super::http::{free_address, get, sample};
 use super::*;
 
 /// An NBD client with one request at a time.
@@ -249,6 +250,66 @@ fn two_stores(disk: &Path) -> String {
     };
     let device = "shards = 2\n[device]\nkind = \"file\"\ndirect = \"off\"\n";
     [device, &tenant("x", "A"), &tenant("y", "B")].concat()
+}
+
+/// The first store's numbers were shown as those of all stores, and labels named the server's
+/// device.
+#[test]
+fn figures_name_the_store_that_they_are_of() {
+    let disk = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let metrics = format!("tcp:{address}");
+    let server = Server::start(&two_stores(disk.path()), &["--metrics", &metrics]);
+    assert_eq!(Client::of(&server, "x").write(0, &[b'x'; 1 << 20]), 0);
+    assert_eq!(Client::of(&server, "y").write(512, &[b'y'; 4096]), 0);
+    let tenants: Value = serde_json::from_str(&server.said(&["tenants", "--json"])).unwrap();
+    let counts =
+        |tenant: usize| (&tenants[tenant]["requests"]["writes"], &tenants[tenant]["writes"]);
+    assert_eq!(counts(0), (&json!(1), &json!(16)), "one request of 1 MiB, in pieces");
+    assert_eq!(counts(1), (&json!(1), &json!(1)));
+    let text = get(&address, "/metrics").1;
+    for (tenant, store, count) in [("x", "A", 16.0), ("y", "B", 1.0)] {
+        let labels = format!("{{tenant=\"{tenant}\",device=\"{store}\"");
+        let op = |name: &str| format!("fairq_tenant_{name}_total{labels},op=\"write\"}}");
+        assert_eq!(sample(&text, &op("requests")), Some(1.0), "{text}");
+        assert_eq!(sample(&text, &op("operations")), Some(count), "{text}");
+        assert!(sample(&text, &format!("fairq_tenant_weight{labels}}}")).is_some(), "{text}");
+        let name = "fairq_policy_virtual_time_bytes";
+        assert!(sample(&text, &format!("{name}{{store=\"{store}\"}}")).is_some(), "{text}");
+        assert_eq!(sample(&text, name), None, "of the first store");
+    }
+    let of_device = |line: &&str| line.contains("device=") && !line.starts_with("fairq_info");
+    let is_of_store =
+        |line: &str| ["device=\"A\"", "device=\"B\""].iter().any(|of| line.contains(of));
+    assert!(text.lines().filter(of_device).all(is_of_store), "{text}");
+    let status = status(&server);
+    assert_eq!(status["policy_state"]["virtual_time"], Value::Null, "each store has its own");
+    for store in 0..2 {
+        let state = &status["stores"][store]["policy_state"];
+        assert!(state["virtual_time"].is_u64() && state["depth"].is_object(), "{state}");
+    }
+    let said = server.said(&["status"]);
+    assert!(said.contains("A: x; slots ") && said.contains("B: y; slots "), "{said}");
+}
+
+/// Tenants without series of their own are counted together, for each store.
+#[test]
+fn many_tenants_have_one_series_for_the_rest_of_a_store() {
+    let tenants: String =
+        (0..502).map(|n| format!("[[tenant]]\nname = \"t{n}\"\nsize = 4096\n")).collect();
+    let address = free_address();
+    let config = format!("device = \"ram,size=4M\"\n{tenants}");
+    let server = Server::start(&config, &["--metrics", &format!("tcp:{address}")]);
+    for name in ["t0", "t500", "t501"] {
+        assert_eq!(Client::of(&server, name).write(0, &[1; 512]), 0);
+    }
+    let text = get(&address, "/metrics").1;
+    let writes = |tenant: &str| {
+        let labels = format!("{{tenant=\"{tenant}\",device=\"ram\",op=\"write\"}}");
+        sample(&text, &format!("fairq_tenant_requests_total{labels}"))
+    };
+    assert_eq!((writes("t0"), writes("(others)"), writes("t500")), (Some(1.0), Some(2.0), None));
+    assert!(!text.contains("fairq_tenant_weight{tenant=\"(others)\""), "{text}");
 }
 
 /// A tenant's number belonged to one store for ever: 64 tenants that came and went in one store

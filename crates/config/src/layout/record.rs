@@ -2,7 +2,7 @@
 //!
 //! **Problem.** A range that is computed from the configuration moves when the configuration
 //! changes: one tenant then reads another's data. So the ranges are recorded once, beside the data,
-//! and a start only looks them up.
+//! and a start only reads them.
 //!
 //! **Model.** A pool has `size` bytes. Each name has one range; the rest is free. A range is
 //! `zeroed` if no data of another tenant can be read in it; any other range is zeroed before its

@@ -39,8 +39,11 @@ fn nothing_said_is_a_paced_device_for_two_tenants_three_to_one() {
             parallelism: 32
         }
     );
-    let tenants: Vec<_> =
-        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> = plan
+        .tenants
+        .iter()
+        .map(|tenant| (tenant.name.as_str(), tenant.settings.weight.get()))
+        .collect();
     assert_eq!(tenants, [("gold", 300), ("silver", 100)]);
     assert_eq!(plan.policy.name(), "mqfq");
     assert_eq!(plan.source, Source::Sockets(vec!["unix:/run/fairq.sock".parse().unwrap()]));
@@ -68,15 +71,18 @@ fn the_example_file_is_read_and_names_every_key() {
     // An installed example does not turn off any default of the policy.
     let default: PolicyTable = "mqfq:slots=auto".parse().unwrap();
     assert_eq!(plan.policy, default.complete().unwrap());
-    let tenants: Vec<_> =
-        plan.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.weight.get())).collect();
+    let tenants: Vec<_> = plan
+        .tenants
+        .iter()
+        .map(|tenant| (tenant.name.as_str(), tenant.settings.weight.get()))
+        .collect();
     assert_eq!(tenants, [("db", 300), ("web", 100), ("backup", 50)]);
-    assert_eq!(plan.tenants[0].identity, Some("db.example.org".into()));
+    assert_eq!(plan.tenants[0].settings.identity, Some("db.example.org".into()));
     assert!(plan.tls.unwrap().is_required);
     assert_eq!(plan.limits, Limits::default(), "the example shows the defaults");
     assert_eq!(plan.timeouts, Timeouts::default());
 
-    // The example must have every key of the program, because users look for keys there.
+    // The example must have every key of the program, because users search for keys there.
     let allowed = |table: &str| {
         let refusal = refusal(table);
         let list = refusal.split("(allowed: ").nth(1).unwrap().split(')').next().unwrap();
@@ -168,7 +174,7 @@ fn flags_win_key_by_key() {
     assert!(matches!(plan.device, DeviceConfig::Paced { size: 1_073_741_824, iops: 10_000, .. }));
     assert_eq!((plan.policy.name(), &plan.policy.keys[..]), ("sfqd", &[][..]));
     let tenants: Vec<_> =
-        plan.tenants.iter().map(|t| (t.name.as_str(), t.weight.get(), t.size)).collect();
+        plan.tenants.iter().map(|t| (t.name.as_str(), t.settings.weight.get(), t.size)).collect();
     assert_eq!(tenants, [("a", 300, Some(10 << 20)), ("b", 700, Some(20 << 20)), ("c", 100, None)]);
     assert_eq!(plan.source, Source::Sockets(vec!["tcp:127.0.0.1:10809".parse().unwrap()]));
     assert_eq!(plan.cpus, [0]);

@@ -299,8 +299,8 @@ mod tests {
         assert_eq!(after.minus(10), before);
     }
 
-    /// Whatever the number of queued requests and the weight, a tag that is charged by
-    /// `VTime::charge` stays in the window, and no tag is before an earlier one.
+    /// For any number of queued requests and any weight, a tag that is charged by `VTime::charge`
+    /// stays in the window, and no tag is before an earlier one.
     #[test]
     fn no_tag_leaves_the_window() {
         for parts in [Weight::LEAST_256THS, 256, 25_600] {

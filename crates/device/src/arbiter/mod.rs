@@ -43,7 +43,7 @@ pub use feature::{Arbitration, Burst, class_of_qprio, qprio};
 mod feature;
 mod ring;
 
-/// How commands are chosen (CC.AMS).
+/// The arbitration mechanism (CC.AMS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mechanism {
     /// All queues alike; their classes are ignored.

@@ -201,10 +201,10 @@ impl AnyDevice {
     }
 
     /// See [`FileDevice::linger`].
-    pub fn linger_file(&self, number: u16) {
+    pub fn keep_file_open(&self, number: u16) {
         match self {
-            AnyDevice::File(device) => device.linger(number),
-            AnyDevice::NvmeSoft(device) => device.linger_file(number),
+            AnyDevice::File(device) => device.keep_open(number),
+            AnyDevice::NvmeSoft(device) => device.keep_file_open(number),
             _ => {}
         }
     }

@@ -59,8 +59,8 @@ impl Store {
         let too_big = || io::Error::from_raw_os_error(libc::ENOMEM);
         let mapped = size.max(1).checked_next_multiple_of(PAGE).ok_or_else(too_big)?;
         let mapped = isize::try_from(mapped).map_err(|_| too_big())? as usize;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
-        // nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice replaces no
+        // other mapping.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),

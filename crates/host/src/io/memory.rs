@@ -108,8 +108,8 @@ impl Region {
     /// Maps a region of `length` bytes, rounded up to pages.
     pub fn map(length: usize) -> io::Result<Region> {
         let length = length.next_multiple_of(PAGE).max(PAGE);
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches
-        // nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice replaces no
+        // other mapping.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),

@@ -22,7 +22,7 @@ use crate::shard::shared::Common;
 use crate::shard::volume::{Order, Piece, Volume};
 use crate::shard::{Front, Message, Notice};
 
-mod direct;
+mod direct_load;
 mod moves;
 
 use moves::{Homes, Moves};
@@ -512,7 +512,7 @@ fn start<P: Port + 'static, D: Device>(
     };
     match path {
         Path::Shards => Shards::start(policy_loops(ports), common, cpus, front),
-        Path::Direct => direct::start(ports, common, cpus, front),
+        Path::Direct => direct_load::start(ports, common, cpus, front),
     }
 }
 

@@ -39,14 +39,49 @@ impl Times {
     }
 }
 
-/// The service of one tenant on one shard, or on several together; counters since the start.
+/// The requests of a tenant's clients, by operation. A request is one, whatever its length; it
+/// counts when its first order has completed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ClientRequests {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Flushes, discards, zeroings, and requests that the server answers by itself.
+    pub others: u64,
+}
+
+impl ClientRequests {
+    /// Counts a request.
+    #[inline]
+    pub fn count(&mut self, op: Op) {
+        match op {
+            Op::Read => self.reads += 1,
+            Op::Write => self.writes += 1,
+            Op::Flush | Op::Discard | Op::WriteZeroes => self.others += 1,
+        }
+    }
+
+    fn each(&mut self, other: &ClientRequests, change: fn(u64, u64) -> u64) {
+        self.reads = change(self.reads, other.reads);
+        self.writes = change(self.writes, other.writes);
+        self.others = change(self.others, other.others);
+    }
+}
+
+/// The service of one tenant on one shard, or on several together; counters since the start. An
+/// *operation* is what the scheduler and the device have: a piece of at most
+/// [`PIECE`](crate::shard::request::PIECE) bytes of a read or write, or an order without data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TenantStats {
-    /// Reads completed.
+    /// The clients' requests. The programs before this counter have left none.
+    #[serde(default)]
+    pub requests: ClientRequests,
+    /// Operations of reads completed.
     pub reads: u64,
-    /// Writes completed.
+    /// Operations of writes completed.
     pub writes: u64,
-    /// Flushes, discards and zeroings completed.
+    /// Operations of flushes, discards and zeroings completed.
     pub others: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -112,6 +147,7 @@ mod sparse {
 impl Default for TenantStats {
     fn default() -> Self {
         TenantStats {
+            requests: ClientRequests::default(),
             reads: 0,
             writes: 0,
             others: 0,
@@ -212,7 +248,7 @@ impl TenantStats {
         self.latency_ns.saturating_record(latency_ns);
     }
 
-    /// Requests completed.
+    /// Operations completed.
     pub fn operations(&self) -> u64 {
         self.reads + self.writes + self.others
     }
@@ -224,6 +260,7 @@ impl TenantStats {
 
     /// Adds the counts of another shard.
     pub fn add(&mut self, other: &TenantStats) {
+        self.requests.each(&other.requests, |own, other| own + other);
         self.reads += other.reads;
         self.writes += other.writes;
         self.others += other.others;
@@ -247,7 +284,10 @@ impl TenantStats {
     pub fn since(&self, earlier: &TenantStats) -> TenantStats {
         let mut latency_ns = self.latency_ns.clone();
         latency_ns.subtract(&earlier.latency_ns).expect("counters only grow");
+        let mut requests = self.requests;
+        requests.each(&earlier.requests, |now, earlier| now - earlier);
         TenantStats {
+            requests,
             reads: self.reads - earlier.reads,
             writes: self.writes - earlier.writes,
             others: self.others - earlier.others,

@@ -17,19 +17,20 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::serve::conn::{Connect, Pass};
+use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::serve::pacing::SEND_BUFFER;
 use crate::nbd::session::handshake::{HandshakeError, Outcome, Peer, handshake};
 use crate::nbd::session::revoked::{Revoked, shown_by};
 use crate::nbd::session::tls::{Established, Tls, certificate_end_s};
 use crate::nbd::session::users::User;
 use crate::observe::log_limit::STRANGERS;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
-use crate::server::listen::{self, Listener, OwnName, Stream};
+use crate::server::listeners::{self, Listener, OwnName, Stream};
 use crate::server::{
-    Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, asks, guests,
+    Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, calls, guests,
 };
 use crate::shard::Meeting;
 use crate::shard::volume::Volume;
@@ -99,8 +100,8 @@ impl ControlThread<'_> {
                 self.set_disks_of_all(true).map_err(|error| fail(error.to_string()))?;
                 return Ok(place);
             }
-            Listen::Inherited => listen::inherited().map_err(|error| fail(error.to_string()))?,
-            _ => listen::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
+            Listen::Inherited => listeners::inherited().map_err(|error| fail(error.to_string()))?,
+            _ => listeners::bind(at).map_err(fail)?.into_iter().map(|one| (one, true)).collect(),
         };
         for (listener, is_own) in listeners {
             place = listener.place(at).map_err(|error| fail(error.to_string()))?;
@@ -130,17 +131,17 @@ impl ControlThread<'_> {
         at: &Listen,
         is_inherited: bool,
         listener: Listener,
-        asks: &asks::Asks,
+        calls: &calls::Calls,
     ) -> io::Result<()> {
         let (socket, name) = (listener.copy()?, listener.name());
-        let (asks, timeouts) = (asks.clone(), self.server.config.timeouts);
+        let (calls, timeouts) = (calls.clone(), self.server.config.timeouts);
         let task = match role {
             Role::Clients => return self.open_clients(at, is_inherited, listener),
             Role::Guests | Role::Controllers => {
                 unreachable!("sockets for guests are opened by their tenants")
             }
-            Role::Http => tokio::spawn(asks::serve_http(listener, asks, timeouts)),
-            Role::Control => tokio::spawn(asks::serve_control(listener, asks, timeouts)),
+            Role::Http => tokio::spawn(calls::serve_http(listener, calls, timeouts)),
+            Role::Control => tokio::spawn(calls::serve_control(listener, calls, timeouts)),
         };
         let task = task.abort_handle();
         let at = at.clone();
@@ -178,7 +179,7 @@ impl ControlThread<'_> {
 
     /// Serves the one connection on standard input; `over` gets a message when it has ended.
     fn serve_stdio(&self, over: mpsc::Sender<()>) -> Result<(), String> {
-        let stream = listen::stdio()?;
+        let stream = listeners::stdio()?;
         let server = self.server.clone();
         tokio::spawn(async move {
             server.welcome(stream, None, "standard input".into()).await;
@@ -196,7 +197,7 @@ impl ControlThread<'_> {
     pub(super) fn open(
         &mut self,
         over: &mpsc::Sender<()>,
-        asks: &asks::Asks,
+        calls: &calls::Calls,
     ) -> Result<Vec<Listen>, ServerError> {
         let config = self.server.config.clone();
         let mut places = Vec::new();
@@ -227,11 +228,11 @@ impl ControlThread<'_> {
         for at in &config.metrics {
             let fail = |cause| ServerError::Listen { at: at.clone(), cause };
             let listeners = match at {
-                Listen::Unix(path) => vec![listen::bind_private(path).map_err(fail)?],
-                _ => listen::bind(at).map_err(fail)?,
+                Listen::Unix(path) => vec![listeners::bind_private(path).map_err(fail)?],
+                _ => listeners::bind(at).map_err(fail)?,
             };
             for listener in listeners {
-                self.open_door(Role::Http, at, false, listener, asks)
+                self.open_door(Role::Http, at, false, listener, calls)
                     .map_err(|error| fail(error.to_string()))?;
             }
         }
@@ -239,8 +240,8 @@ impl ControlThread<'_> {
         // others.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
-            let listener = listen::bind_private(path).map_err(fail)?;
-            self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, asks)
+            let listener = listeners::bind_private(path).map_err(fail)?;
+            self.open_door(Role::Control, &Listen::Unix(path.clone()), false, listener, calls)
                 .map_err(|error| fail(error.to_string()))?;
         }
         places.extend(self.listening());
@@ -266,7 +267,7 @@ async fn accept(server: Arc<Server>, listener: Listener) {
                     }
                 });
             }
-            Err(error) => asks::make_room(&error, &server.handshakes).await,
+            Err(error) => calls::make_room(&error, &server.handshakes).await,
         }
     }
 }
@@ -300,7 +301,7 @@ impl Server {
         match stream {
             Stream::Unix(stream) => match User::of_peer(&stream) {
                 Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
-                Err(error) => tracing::debug!(%error, "cannot tell which user has connected"),
+                Err(error) => tracing::debug!(%error, "the user that has connected is not known"),
             },
             Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }
@@ -407,7 +408,7 @@ impl Server {
     }
 
     /// Logs the number of handshakes that have failed since the last call, and of suppressed lines.
-    pub(super) fn tell_failures(&self) {
+    pub(super) fn log_failures(&self) {
         let failures =
             std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some((peer, error)) = failures.last {

@@ -1,28 +1,23 @@
 //! Queries and changes of a running server.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fairq_core::{
-    CapStats, Caps, ClassWeights, FlowError, Reservation, ShareStats, Stats, Target, TargetStats,
-    TuneError, Tuning, Weight,
-};
+use fairq_core::{CapStats, ClassWeights, ShareStats, Stats, TargetStats, Tuning};
 
 use crate::device::CutOff;
-use crate::device::control::ControlError;
-use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
-use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, Recording};
 use crate::observe::stats::Totals;
 use crate::server::{
-    BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Successor, Tenant, TenantList,
-    Turns,
+    AdminError, BuiltPolicy, DefaultTenant, Group, GroupStatus, Listen, Member, Tenant, TenantList,
+    TenantSettings, Turns,
 };
 use crate::shard::fence::FenceStats;
 
@@ -38,7 +33,8 @@ pub struct Status {
     pub connections: Vec<usize>,
     /// Bytes of the connections' buffers, and their limit.
     pub memory: (u64, u64),
-    /// The state of the policies of all stores together; virtual time is the first store's.
+    /// The state of the policies of all stores together; values that cannot be summed, such as
+    /// virtual time, are there if there is one store.
     pub policy: Stats,
     /// The stores that have files, in the order of their numbers.
     pub stores: Vec<StoreStatus>,
@@ -171,115 +167,15 @@ impl Status {
     }
 }
 
-/// The reason why a policy refuses a tenant, and what to do.
-fn in_words(error: &FlowError) -> String {
-    match error {
-        FlowError::Full => "all places for tenants are taken: remove a tenant, or run fairq ctl \
-                            upgrade, which makes room for 64 more; if the log names another \
-                            reason, see to that"
-            .into(),
-        error => error.to_string(),
-    }
-}
-
-/// The reason why a change was not made; a change that fails has changed nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum AdminError {
-    /// There is no tenant of that name.
-    #[error("there is no tenant {0}")]
-    NoSuchTenant(String),
-    /// A tenant of that name exists.
-    #[error("there is a tenant {0} already: remove it first or choose another name")]
-    TenantExists(String),
-    /// The tenant's range has to be prepared, or is being resized.
-    #[error("tenant {0} is being prepared or resized: wait until that is over, and try again")]
-    Busy(String),
-    /// The policy refuses.
-    #[error("tenant {name}: {}", in_words(error))]
-    Flow {
-        /// The tenant.
-        name: String,
-        /// The reason.
-        error: FlowError,
-    },
-    /// The policy refuses a group.
-    #[error("group {name}: {error}")]
-    Group {
-        /// The group.
-        name: String,
-        /// The reason.
-        error: FlowError,
-    },
-    /// The protocol cannot describe the export.
-    #[error(transparent)]
-    Exports(#[from] ExportsError),
-    /// The policy refuses a parameter.
-    #[error(transparent)]
-    Tune(#[from] TuneError),
-    /// A file cannot be used.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A file's file system does not answer.
-    #[error(
-        "{} is still being opened, for {} s: its file system does not answer; see to it or to the \
-         device, then ask again", path.display(), waited.as_secs()
-    )]
-    Opening {
-        /// The file.
-        path: PathBuf,
-        /// The time for which it is being opened.
-        waited: Duration,
-    },
-    /// The policy does not fit the device.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The previous change of the policy is still going on.
-    #[error(
-        "the policy before this one has not finished its requests yet: wait until `status` says \
-         so, and try again"
-    )]
-    Changing,
-    /// The server cannot listen.
-    #[error("cannot listen on {at}: {cause}")]
-    Listen {
-        /// The address.
-        at: Listen,
-        /// The reason, and what to do.
-        cause: String,
-    },
-    /// The service manager owns the socket.
-    #[error(
-        "{0} is a socket of the service manager's: stop it there (systemctl stop fairq.socket), or \
-         clients would wait for ever"
-    )]
-    Inherited(Listen),
-    /// The next program cannot take over.
-    #[error("not upgraded, and nothing has changed: {0}")]
-    Upgrade(String),
-    /// The server does not listen at this address.
-    #[error("does not listen on {0}")]
-    NotListening(Listen),
-}
-
-/// A change of a tenant that needs nothing from its clients.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// Its weight.
-    Weight(Weight),
-    /// Its latency target; `None` for none.
-    Target(Option<Target>),
-    /// Its caps, which replace the current ones.
-    Caps(Caps),
-    /// The path of its own socket for guests of a kind; `None` for none. Guests that are attached
-    /// stay.
-    Socket(AttachmentKind, Option<PathBuf>),
-    /// Its group, or none, and its reservation.
-    Place {
-        /// The group.
-        group: Option<String>,
-        /// The least service that it has, while the device can.
-        reservation: Reservation,
-    },
+/// The program that takes over.
+#[derive(Clone, Debug)]
+pub struct Successor {
+    /// Its path.
+    pub program: PathBuf,
+    /// Its `argv[0]`.
+    pub name: OsString,
+    /// Its arguments; [`Predecessor`] follows the last of them.
+    pub args: Vec<OsString>,
 }
 
 /// Queries and changes of a running server. Changes take effect at once and disconnect no client.
@@ -321,13 +217,10 @@ pub trait Admin {
     /// The size of a file at the last check (one a second), in bytes; `None` if it has none of its
     /// own.
     fn size_of(&self, file: u16) -> Option<u64>;
-    /// Makes these changes of tenants, for requests that come from now on; each is made or refused
-    /// by itself. Many in one call cost little more than one.
-    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>>;
-    /// Makes one change of a tenant.
-    fn change_one(&mut self, name: &str, change: Change) -> Result<(), AdminError> {
-        self.change(&[(name.to_owned(), change)]).pop().expect("one result for each change")
-    }
+    /// Gives tenants other settings, for requests that come from now on
+    /// ([`TenantSettings::updated`]). Each tenant is updated or refused by itself, and keeps all of
+    /// its settings if one is refused. Many in one call cost little more than one.
+    fn update(&mut self, updates: &[(String, TenantSettings)]) -> Vec<Result<(), AdminError>>;
     /// Adds a group of tenants, or changes it; the group that it is in must be there.
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
     /// Removes a group that has no members.

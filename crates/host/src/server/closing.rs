@@ -7,7 +7,7 @@
 
 use fairq_core::PortSet;
 
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 
 /// A file that is to be closed.
 pub(super) struct Closing {

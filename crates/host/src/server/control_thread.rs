@@ -9,126 +9,28 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fairq_core::{FlowId, PortSet, Stats, Tuning};
-use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
-use crate::device::any::AnyDevice;
 use crate::device::file::FileSpec;
-use crate::device::write_back::WriteBack;
-use crate::io::wakers::Wakers;
 use crate::nbd::session::tls::TlsMode;
 use crate::observe::record::{DepthChange, DepthRecorder, Recording};
 use crate::observe::stats::{StoreLoad, Totals};
 use crate::server::accept::Listening;
 use crate::server::closing::Closing;
-use crate::server::disks::Disks;
-use crate::server::guests::GuestSocket;
-use crate::server::handover::{Caller, Role, Successor};
-use crate::server::opening::Opening;
-use crate::server::schedulers::Schedulers;
+use crate::server::schedulers::{PolicyCounts, Schedulers};
 use crate::server::{
-    Admin, AdminError, BuiltPolicy, Change, DefaultTenant, Group, Listen, Member, Operator, Server,
-    Status, StoreStatus, Tenant, TenantList, Turns,
+    Admin, AdminError, BuiltPolicy, ControlThread, DefaultTenant, Drain, Group, Listen, Member,
+    Operator, Status, StoreStatus, Successor, Tenant, TenantList, TenantSettings,
 };
-use crate::shard::fence::Fences;
-use crate::shard::stores::Names;
-use crate::shard::turns::Weights;
 use crate::shard::{Exchange, Notice};
 
-/// The stage of the end of a server.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drain {
-    /// The server serves.
-    No,
-    /// The server waits for its last client to end.
-    Waiting,
-    /// The server ends now.
-    Now,
-}
-
-/// The control thread's state: everything that a running server can change.
-pub(super) struct ControlThread<'a> {
-    pub(super) server: Arc<Server>,
-    pub(super) device: &'a Arc<AnyDevice>,
-    /// Files that are being opened.
-    pub(super) openings: Vec<Opening>,
-    pub(super) wakers: Arc<Wakers>,
-    pub(super) write_back: Arc<WriteBack>,
-    pub(super) weights: Arc<Weights>,
-    pub(super) fences: Arc<Fences>,
-    /// The policies in force, and the numbers of their flows.
-    pub(super) schedulers: Schedulers<'a>,
-    pub(super) names: Arc<Names>,
-    /// The previous policy, as long as a shard holds requests of it.
-    pub(super) leaving: Option<Leaving<'a>>,
-    /// The last flow of each slot, from the first slot on.
-    pub(super) flows: Vec<FlowId>,
-    /// Removed tenants that may have requests under way.
-    pub(super) leftovers: Vec<(Tenant, FlowId)>,
-    /// The tenants whose range is zeroed once no requests of removed tenants are under way there.
-    pub(super) waiting: Vec<FlowId>,
-    /// The tenant of clients that name none.
-    pub(super) default: Option<DefaultTenant>,
-    /// Files that are to be closed.
-    pub(super) closing: Vec<Closing>,
-    /// The time of the next check whether removed tenants have requests under way, and the pause
-    /// after it, which grows while nothing changes, as on a store that hangs.
-    pub(super) next_look: (Instant, Duration),
-    /// The device's preferred size of a transfer, in bytes.
-    pub(super) preferred: u32,
-    pub(super) listeners: Vec<Listening>,
-    /// The sockets for guests, by path, and the directories that have one for each tenant.
-    pub(super) guests: HashMap<PathBuf, GuestSocket>,
-    pub(super) guest_directories: Vec<Listen>,
-    /// The time until which no client is accepted because an upgrade waits for handshakes.
-    pub(super) accepts_again: Option<Instant>,
-    /// The listeners of HTTP and of the control socket.
-    pub(super) others: Vec<(Role, Listening)>,
-    /// The number of upgrades in this process.
-    pub(super) upgrades: u64,
-    /// The counts of the policies that were in force before these, also in earlier programs.
-    pub(super) counted: PolicyCounts,
-    /// The connection of the control socket whose line is being carried out.
-    pub(super) caller: Option<Caller>,
-    pub(super) started: Instant,
-    pub(super) drain: Drain,
-    /// Records the search for D while decisions are recorded.
-    pub(super) depths: Option<DepthRecorder>,
-    pub(super) turns: Turns,
-    /// The block devices of tenants, once there is one, and the list of tenants that they are of.
-    pub(super) disks: Option<Disks>,
-    pub(super) disks_of: Option<Arc<TenantList>>,
-    /// Whether each tenant that needs no certificate has one ([`Listen::Ublk`]).
-    pub(super) has_disks_of_all: bool,
-}
-
-/// The counts of policies: how often ports stopped, and woke each other.
-#[derive(Clone, Copy, Default, Serialize, Deserialize)]
-pub(super) struct PolicyCounts {
-    throttles: u64,
-    blocks: u64,
-    wakes: u64,
-}
-
-impl PolicyCounts {
-    /// These and the counts in `stats`.
-    fn and(self, stats: &Stats) -> PolicyCounts {
-        PolicyCounts {
-            throttles: self.throttles + stats.throttles,
-            blocks: self.blocks + stats.blocks,
-            wakes: self.wakes + stats.wakes,
-        }
-    }
-}
-
-/// The state of the policies of all stores: slots and counters are summed, and virtual time is the
-/// first store's.
+/// The state of the policies of all stores: slots and counters are summed. The other values belong
+/// to one store's policy, so several stores have none together.
 fn together(stores: &[StoreStatus]) -> Stats {
     let mut policies = stores.iter().map(|store| store.policy);
     let first = policies.next().unwrap_or_default();
@@ -140,7 +42,7 @@ fn together(stores: &[StoreStatus]) -> Stats {
         throttles: all.throttles + one.throttles,
         blocks: all.blocks + one.blocks,
         wakes: all.wakes + one.wakes,
-        ..all
+        ..Stats::default()
     })
 }
 
@@ -213,7 +115,7 @@ impl Admin for ControlThread<'_> {
     }
 
     fn close_file(&mut self, file: u16) {
-        self.device.linger_file(file);
+        self.device.keep_file_open(file);
         self.closing.push(Closing::new(file));
     }
 
@@ -242,8 +144,8 @@ impl Admin for ControlThread<'_> {
         self.device.size_of(file)
     }
 
-    fn change(&mut self, changes: &[(String, Change)]) -> Vec<Result<(), AdminError>> {
-        self.change_tenants(changes)
+    fn update(&mut self, updates: &[(String, TenantSettings)]) -> Vec<Result<(), AdminError>> {
+        self.update_tenants(updates)
     }
 
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError> {
@@ -412,7 +314,7 @@ impl ControlThread<'_> {
         self.device.inspect();
         self.close_unclaimed();
         self.weigh_groups();
-        self.server.tell_failures();
+        self.server.log_failures();
         self.server.end_expired();
         self.server.notify_all(Notice::Second);
     }

@@ -23,7 +23,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 
-use crate::server::listen::Source;
+use crate::server::listeners::Source;
 
 /// The seats of one kind of connection.
 pub(super) struct Crowd {

@@ -36,7 +36,7 @@ use crate::front::ublk::disk_queue::{Attach, MAX_BYTES};
 use crate::front::ublk::disk_queues::Message;
 use crate::front::ublk::sys::{self, BasicParams, DiscardParams, Params};
 use crate::nbd::session::users::Users;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::{AttachmentKind, AttachmentStatus, Member};
 use crate::shard::volume::Volume;
 
@@ -355,7 +355,7 @@ impl Maker {
         self.write_note(number, &self.note_of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
-        // udev asks for the device's owner before the kernel has started it.
+        // udev requests the device's owner before the kernel has started it.
         self.report(want.volume.tenant, Some(status(number, 0, None)));
         self.control.start(number)
     }
@@ -590,7 +590,8 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let wants = |member: &&Member| {
             let tenant = &member.tenant;
-            (tenant.ublk || all && tenant.identity.is_none()) && member.preparing.is_none()
+            (tenant.settings.ublk || all && tenant.settings.identity.is_none())
+                && member.preparing.is_none()
         };
         let wanted = |member: &Member| {
             let file = self.device.path_of(member.tenant.file);
@@ -601,7 +602,7 @@ impl ControlThread<'_> {
                 storage: file.map_or_else(this_process, |path| storage_at(&path)),
                 is_lasting,
                 preferred: info.preferred_size,
-                users: member.tenant.users.clone(),
+                users: member.tenant.settings.users.clone(),
             }
         };
         tenants.members().filter(wants).map(wanted).collect()

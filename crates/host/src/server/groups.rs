@@ -3,24 +3,10 @@
 use std::collections::HashMap;
 
 use fairq_core::{
-    CapStats, Caps, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
+    CapStats, FlowError, GroupId, GroupStats, Reservation, Share, ShareStats, Weight,
 };
 
-use crate::server::AdminError;
-use crate::server::control_thread::ControlThread;
-
-/// A group of tenants.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
-    /// Its name, which begins with the names of the groups that it is in: `acme/batch`.
-    pub name: String,
-    /// Its weight beside its siblings.
-    pub weight: Weight,
-    /// The least that its tenants have together.
-    pub reservation: Reservation,
-    /// The most that its tenants have together, in each store.
-    pub caps: Caps,
-}
+use crate::server::{AdminError, ControlThread, Group};
 
 /// A group and its state.
 #[derive(Clone, Debug)]
@@ -113,7 +99,7 @@ impl ControlThread<'_> {
         let refused = |error| AdminError::Group { name: name.into(), error };
         // All tenants are checked first: a store's policy knows its own members only, so the other
         // stores' policies would remove the group.
-        if tenants.members().any(|member| member.tenant.group.as_deref() == Some(name)) {
+        if tenants.members().any(|member| member.tenant.settings.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }
         self.schedulers.remove_group(name).map_err(refused)
@@ -127,7 +113,7 @@ impl ControlThread<'_> {
     /// Makes shards share their CPUs by the effective weights of tenants in groups.
     pub(super) fn weigh_groups(&self) {
         let tenants = self.server.tenants();
-        for member in tenants.members().filter(|member| member.tenant.group.is_some()) {
+        for member in tenants.members().filter(|member| member.tenant.settings.group.is_some()) {
             if let Some(share) = self.schedulers.share(member.flow) {
                 self.weights.set(member.number(), share.weight);
             }

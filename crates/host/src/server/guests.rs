@@ -7,8 +7,8 @@
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
-//! **Rights.** Owner and mode of a socket follow the tenant's users (`listen::bind_for`), and the
-//! credentials of each peer are checked.
+//! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and
+//! the credentials of each peer are checked.
 //!
 //! **One guest at a time** is attached at a socket; the next one waits in the socket's queue, as
 //! does one that comes before the tenant's range is prepared. A guest's session and queues hold its
@@ -30,12 +30,12 @@ use crate::front::vhost::left::LeftSession;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
 use crate::observe::log_limit::STRANGERS;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::disks::Disks;
 use crate::server::handover::{LeftDoor, Role};
-use crate::server::listen::{self, Listener, Stream};
+use crate::server::listeners::{self, Listener, Stream};
 use crate::server::{
-    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, asks,
+    AdminError, AttachmentKind, AttachmentStatus, Listen, Member, Server, Tenant, calls,
 };
 
 /// The unit of a guest's requests, in bytes: a sector of virtio.
@@ -159,10 +159,11 @@ fn make_folder(folder: Option<&Path>) -> io::Result<()> {
 
 /// The kinds and the paths of the sockets that a tenant has.
 fn paths(directories: &[Listen], tenant: &Tenant) -> Vec<(AttachmentKind, PathBuf)> {
-    let shared = directories.iter().filter(|_| tenant.identity.is_none());
+    let shared = directories.iter().filter(|_| tenant.settings.identity.is_none());
     let shared = shared.filter_map(|directory| in_directory(directory, &tenant.name));
-    let vhost_user = tenant.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path));
-    let vfio_user = tenant.vfio_user.iter().map(|path| (AttachmentKind::VfioUser, path));
+    let vhost_user =
+        tenant.settings.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path));
+    let vfio_user = tenant.settings.vfio_user.iter().map(|path| (AttachmentKind::VfioUser, path));
     let own = vhost_user.chain(vfio_user).map(|(kind, path)| (kind, path.clone()));
     shared.chain(own).collect()
 }
@@ -184,7 +185,7 @@ impl ControlThread<'_> {
         }
         let folder = own_folder(&self.guest_directories, path);
         make_folder(folder).map_err(|error| refusal(path, error))?;
-        let listener = listen::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
+        let listener = listeners::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
         // The file is this socket's from here on.
         listener.leave_name();
@@ -211,7 +212,7 @@ impl ControlThread<'_> {
     pub(super) fn open_guests_of(&mut self, tenant: &Tenant) -> Result<(), AdminError> {
         let paths = paths(&self.guest_directories, tenant);
         for (done, (kind, path)) in paths.iter().enumerate() {
-            if let Err(error) = self.open_guest(*kind, path, &tenant.users) {
+            if let Err(error) = self.open_guest(*kind, path, &tenant.settings.users) {
                 paths[..done].iter().for_each(|(_, path)| drop(self.guests.remove(path)));
                 return Err(error);
             }
@@ -232,7 +233,7 @@ impl ControlThread<'_> {
         for (kind, path) in paths(&self.guest_directories, tenant) {
             let owner = self.guests.get(&path).map(|guest| guest.flow);
             if owner.is_none_or(|owner| owner.is_some_and(|owner| owner != *flow)) {
-                self.open_guest(kind, &path, &tenant.users)?;
+                self.open_guest(kind, &path, &tenant.settings.users)?;
             }
             let Some(guest) = self.guests.get_mut(&path) else { continue };
             guest.flow = Some(*flow);
@@ -256,9 +257,10 @@ impl ControlThread<'_> {
     /// The same for all tenants, and closes all other sockets. Returns the first error.
     pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
-        let has_own = tenants
-            .members()
-            .any(|member| member.tenant.vhost_user.is_some() || member.tenant.vfio_user.is_some());
+        let has_own = tenants.members().any(|member| {
+            member.tenant.settings.vhost_user.is_some()
+                || member.tenant.settings.vfio_user.is_some()
+        });
         if !has_own && self.guest_directories.is_empty() && self.guests.is_empty() {
             return Ok(());
         }
@@ -327,7 +329,7 @@ impl ControlThread<'_> {
             }
             let folder = own_folder(&self.guest_directories, new);
             make_folder(folder).map_err(|error| refusal(new, error))?;
-            listen::make_way(new).map_err(|cause| refusal(new, cause))?;
+            listeners::make_way(new).map_err(|cause| refusal(new, cause))?;
         }
         for (old, new) in pairs {
             std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;
@@ -424,7 +426,7 @@ async fn accept(
                 }
             }
             Ok(_) => unreachable!("a socket for guests is a Unix socket"),
-            Err(error) => asks::make_room(&error, &server.handshakes).await,
+            Err(error) => calls::make_room(&error, &server.handshakes).await,
         }
     }
 }
@@ -457,7 +459,7 @@ impl Server {
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         let Member { tenant, .. } = member;
         let user = User::of_peer(&stream)?;
-        if !tenant.users.is_empty() && !tenant.users.include(&user) {
+        if !tenant.settings.users.is_empty() && !tenant.settings.users.include(&user) {
             let text = format!("user {} may not open tenant {}", user.uid, tenant.name);
             return Err(io::Error::other(text));
         }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairq_core::{Caps, FlowId, Reservation, Target, Weight};
+use fairq_core::FlowId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -30,6 +30,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
+use crate::device::write_back::WriteBack;
 use crate::front::Fronts;
 use crate::front::attach::Places;
 use crate::front::ublk::control_commands::NoUblk;
@@ -37,27 +38,29 @@ use crate::front::ublk::disk_queues::UblkFront;
 use crate::front::vfio_user::controllers::{self, Controllers};
 use crate::front::vfio_user::queue_groups::VfioUserFront;
 use crate::front::vhost::sessions::{self, Sessions};
-use crate::front::vhost::vrings::{Poll, VhostFront};
+use crate::front::vhost::vrings::VhostFront;
 use crate::io::budget::Budget;
 use crate::io::clock::Clock;
 use crate::io::memory;
 use crate::io::wakers::Wakers;
-use crate::nbd::serve::conn::Limits;
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
 use crate::nbd::serve::survey::Surveyor;
-use crate::nbd::session::exports::{ExportsError, Identity};
+use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::handshake::HandshakeOptions;
 use crate::nbd::session::tls::{TlsMode, TlsThreads};
-use crate::nbd::session::users::Users;
+use crate::observe::record::DepthRecorder;
+use crate::shard::fence::Fences;
 use crate::shard::pool::Shards;
 use crate::shard::shared::Common;
 use crate::shard::stores::Names;
+use crate::shard::turns::Weights;
 use crate::shard::{Message, Notice};
 
 mod accept;
 mod admin;
-mod asks;
+mod admin_error;
 mod built;
+mod calls;
 mod closing;
 mod control_thread;
 mod control_time;
@@ -66,27 +69,35 @@ mod disks;
 mod groups;
 mod guests;
 pub mod handover;
-mod listen;
+mod listeners;
 mod opening;
 mod places;
 mod schedulers;
+mod server_config;
 mod tenant_list;
 mod tenants;
 
-pub use admin::{Admin, AdminError, AttachmentKind, AttachmentStatus, Change, Status, StoreStatus};
-pub use asks::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
+pub use admin::{Admin, AttachmentKind, AttachmentStatus, Status, StoreStatus, Successor};
+pub use admin_error::AdminError;
 pub use built::BuiltPolicy;
+pub use calls::{Answer, Bytes, Door, HttpRequest, HttpResponse, Made, Reply};
 pub use control_time::{TURN_BOUNDS_NS, Turns};
-pub use groups::{Group, GroupStatus};
-pub use handover::{Before, Successor};
-pub use listen::{Listen, STORED};
+pub use groups::GroupStatus;
+pub use handover::Before;
+pub use listeners::{Listen, STORED};
+pub use server_config::{Config, DefaultTenant, Group, Tenant, TenantSettings, Timeouts};
 pub use tenant_list::{Member, Resizing, TenantList};
 
-use accept::Failures;
-use asks::Ask;
-use control_thread::{ControlThread, Drain, PolicyCounts};
+use accept::{Failures, Listening};
+use calls::{Call, Caller};
+use closing::Closing;
+use control_thread::Leaving;
 use crowd::Crowd;
-use schedulers::Schedulers;
+use disks::Disks;
+use guests::GuestSocket;
+use handover::Role;
+use opening::Opening;
+use schedulers::{PolicyCounts, Schedulers};
 use tenants::add_flows;
 
 /// The most handshakes under way. A crowd that connects as fast as it can needs some 50 ms for so
@@ -108,135 +119,71 @@ const PREPARE_PAUSE: Duration = Duration::from_millis(160);
 /// The pause between two checks of whether the old policy has finished, during a change.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
-/// One tenant.
-#[derive(Clone, Debug)]
-pub struct Tenant {
-    /// Its name, and its export's.
-    pub name: String,
-    /// A line for people.
-    pub description: String,
-    /// Its share relative to the others'.
-    pub weight: Weight,
-    /// The number of the device's file that holds its data.
-    pub file: u16,
-    /// Start of its range in the file, in bytes.
-    pub base: u64,
-    /// The size of its range, in bytes.
-    pub size: u64,
-    /// Whether it may only read.
-    pub read_only: bool,
-    /// Whether it may use the urgent class, within the policy's budget.
-    pub urgent: bool,
-    /// The latency target of its requests, if it has one.
-    pub target: Option<Target>,
-    /// The most service that it gets, even if the device is idle.
-    pub caps: Caps,
-    /// The group that it is in.
-    pub group: Option<String>,
-    /// The least service that it has, while the device can.
-    pub reservation: Reservation,
-    /// The identity in the certificate that a client needs to open it.
-    pub identity: Option<Identity>,
-    /// The users of this machine who may open it, over a Unix socket; any user if none is named.
-    pub users: Users,
-    /// The most connections that it may have; by default half of all.
-    pub connections: Option<u32>,
-    /// Whether it is a block device of this machine, too (ublk).
-    pub ublk: bool,
-    /// The path of its own socket for guests, if it has one.
-    pub vhost_user: Option<PathBuf>,
-    /// The path of the socket of its own NVMe controller, if it has one.
-    pub vfio_user: Option<PathBuf>,
+/// The stage of the end of a server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drain {
+    /// The server serves.
+    No,
+    /// The server waits for its last client to end.
+    Waiting,
+    /// The server ends now.
+    Now,
 }
 
-/// The tenant of clients that name no export.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DefaultTenant {
-    /// Its name. While no tenant has this name, such clients are refused.
-    pub name: String,
-    /// Whether the operator has named it; otherwise it is the default only while there is no other
-    /// tenant.
-    pub is_named: bool,
-}
-
-/// The times that a server waits for others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Timeouts {
-    /// The longest silence of a TCP client on the wire, keepalive probes and acknowledgements
-    /// included.
-    pub peer: Duration,
-    /// The longest time that clients may take to accept their last answers.
-    pub answers: Duration,
-    /// The age of a store's oldest request from which the store is reported as stuck.
-    pub stuck: Duration,
-    /// The longest time that a change of the policy waits for requests in flight. A store that
-    /// takes longer would keep the tenants of all stores waiting.
-    pub change: Duration,
-    /// The longest wait of a request for writes of an earlier connection to the same bytes: longer
-    /// than a kernel's command timeout of 30 s and the retry that follows it.
-    pub overlap: Duration,
-    /// The longest time of a call of the control socket that waits for a file system.
-    pub call: Duration,
-    /// The longest time in which a client of HTTP or of the control socket has to send a request,
-    /// from its first byte to its last, and to accept an answer.
-    pub http: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Timeouts {
-        let seconds = Duration::from_secs;
-        Timeouts {
-            peer: seconds(30),
-            answers: seconds(5),
-            stuck: seconds(5),
-            change: seconds(3),
-            overlap: seconds(60),
-            call: seconds(8),
-            http: seconds(10),
-        }
-    }
-}
-
-/// The configuration of a server.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The tenants.
-    pub tenants: Vec<Tenant>,
-    /// The names of the tenants whose ranges are zeroed before they can be opened.
-    pub zero: Vec<String>,
-    /// The tenant of clients that name no export.
-    pub default: Option<DefaultTenant>,
-    /// The groups of the tenants, outer ones first.
-    pub groups: Vec<Group>,
-    /// The most tenants at a time; the policy was built for as many flows.
-    pub most_tenants: usize,
-    /// The addresses where clients connect.
-    pub listen: Vec<Listen>,
-    /// The folder in which the server keeps notes about block devices.
-    pub state: PathBuf,
-    /// The path of the control socket.
-    pub control: Option<PathBuf>,
-    /// The addresses where metrics and the web page are served over HTTP.
-    pub metrics: Vec<Listen>,
-    /// The CPU of each shard; as many as the policy has ports, or empty to pin none.
-    pub cpus: Vec<usize>,
-    /// Bounds of each connection.
-    pub limits: Limits,
-    /// The most connections of each shard.
-    pub connections: usize,
-    /// The most queues of guests of each shard.
-    pub queues: usize,
-    /// When the shards poll the rings of guests instead of sleeping.
-    pub poll: Poll,
-    /// The most bytes of all connections' buffers.
-    pub memory: u64,
-    /// Live requests of each shard: those of its connections and those of its queues of guests
-    /// together. The policy was built with the same number.
-    pub tags: usize,
-    /// The options of handshakes.
-    pub handshake: HandshakeOptions,
-    /// The times that the server waits for others.
-    pub timeouts: Timeouts,
+/// The control thread's state: everything that a running server can change.
+struct ControlThread<'a> {
+    server: Arc<Server>,
+    device: &'a Arc<AnyDevice>,
+    /// Files that are being opened.
+    openings: Vec<Opening>,
+    wakers: Arc<Wakers>,
+    write_back: Arc<WriteBack>,
+    weights: Arc<Weights>,
+    fences: Arc<Fences>,
+    /// The policies in force, and the numbers of their flows.
+    schedulers: Schedulers<'a>,
+    names: Arc<Names>,
+    /// The previous policy, as long as a shard holds requests of it.
+    leaving: Option<Leaving<'a>>,
+    /// The last flow of each slot, from the first slot on.
+    flows: Vec<FlowId>,
+    /// Removed tenants that may have requests under way.
+    leftovers: Vec<(Tenant, FlowId)>,
+    /// The tenants whose range is zeroed once no requests of removed tenants are under way there.
+    waiting: Vec<FlowId>,
+    /// The tenant of clients that name none.
+    default: Option<DefaultTenant>,
+    /// Files that are to be closed.
+    closing: Vec<Closing>,
+    /// The time of the next check whether removed tenants have requests under way, and the pause
+    /// after it, which grows while nothing changes, as on a store that hangs.
+    next_look: (Instant, Duration),
+    /// The device's preferred size of a transfer, in bytes.
+    preferred: u32,
+    listeners: Vec<Listening>,
+    /// The sockets for guests, by path, and the directories that have one for each tenant.
+    guests: HashMap<PathBuf, GuestSocket>,
+    guest_directories: Vec<Listen>,
+    /// The time until which no client is accepted because an upgrade waits for handshakes.
+    accepts_again: Option<Instant>,
+    /// The listeners of HTTP and of the control socket.
+    others: Vec<(Role, Listening)>,
+    /// The number of upgrades in this process.
+    upgrades: u64,
+    /// The counts of the policies that were in force before these, also in earlier programs.
+    counted: PolicyCounts,
+    /// The connection of the control socket whose line is being carried out.
+    caller: Option<Caller>,
+    started: Instant,
+    drain: Drain,
+    /// Records the search for D while decisions are recorded.
+    depths: Option<DepthRecorder>,
+    turns: Turns,
+    /// The block devices of tenants, once there is one, and the list of tenants that they are of.
+    disks: Option<Disks>,
+    disks_of: Option<Arc<TenantList>>,
+    /// Whether each tenant that needs no certificate has one ([`Listen::Ublk`]).
+    has_disks_of_all: bool,
 }
 
 /// The program that runs the server: it is notified of events, and interprets the lines of the
@@ -382,7 +329,7 @@ pub fn serve(
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        common.weights.set(flow.slot() as u16, tenant.weight);
+        common.weights.set(flow.slot() as u16, tenant.settings.weight);
     }
     match &before {
         // The files were not closed, so the next flush reports their write-back errors.
@@ -527,8 +474,9 @@ struct Server {
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
-    /// The guests that are attached by vhost-user, and by vfio-user.
+    /// The guests that are attached.
     sessions: Sessions,
+    /// The guests that are attached by vfio-user.
     controllers: Controllers,
     /// The places of their queues.
     places: Arc<Places>,
@@ -607,7 +555,7 @@ impl Signals {
 enum Event {
     Tick,
     Second,
-    Asked(Ask),
+    Asked(Call),
     Reload,
     Chores,
     Nothing,
@@ -636,7 +584,7 @@ impl Timers {
             drain: every(DRAIN_PERIOD),
             chores: every(PREPARE_PERIOD),
             change: every(CHANGE_PERIOD),
-            reload: every(asks::CALL_PERIOD),
+            reload: every(calls::CALL_PERIOD),
         }
     }
 }
@@ -653,18 +601,18 @@ async fn run(
     // Signals are blocked while one program takes over from another.
     handover::unblock_signals();
     let (over, mut is_over) = mpsc::channel(1);
-    let (asks, mut asked) = mpsc::channel(MAX_ASKS);
+    let (calls, mut asked) = mpsc::channel(MAX_ASKS);
     match before {
         None => {
-            let places = control.open(&over, &asks)?;
+            let places = control.open(&over, &calls)?;
             operator.ready(control, &places);
         }
         Some(mut before) => {
-            control.open_left(&mut before, &asks)?;
+            control.open_left(&mut before, &calls)?;
             control.resume(&mut before);
             let is_next = operator.took_over(control);
             control.upgrades += u64::from(is_next);
-            control.take_over(before, &asks);
+            control.take_over(before, &calls);
         }
     }
     let mut timers = Timers::new();
@@ -707,12 +655,12 @@ async fn run(
             Event::Tick => control.tick(clock.now_ns()),
             Event::Second => control.second(operator),
             // The client may have disconnected meanwhile.
-            Event::Asked(Ask::Call(caller, reply)) => {
+            Event::Asked(Call::Line(caller, reply)) => {
                 control.caller = Some(caller.clone());
                 drop(reply.send(operator.call(control, &caller.line, caller.made)));
                 control.caller = None;
             }
-            Event::Asked(Ask::Http(request, reply)) => {
+            Event::Asked(Call::Http(request, reply)) => {
                 drop(reply.send(operator.http(control, &request)));
             }
             Event::Reload => is_reloading = operator.reload(control),
@@ -722,7 +670,7 @@ async fn run(
         control.turns = turns;
         control.update_disks();
     }
-    control.server.tell_failures();
+    control.server.log_failures();
     control.drain(true);
     operator.stopping();
     // A second signal must end the process even while it waits for clients.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::device::error::DeviceError;
 use crate::device::file::FileSpec;
 use crate::server::AdminError;
+use crate::server::ControlThread;
 use crate::server::closing::Closing;
-use crate::server::control_thread::ControlThread;
 
 /// The time that the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -94,7 +94,7 @@ impl ControlThread<'_> {
                 return true;
             }
             if let Some(Ok((file, _))) = opening.opened {
-                device.linger_file(file);
+                device.keep_file_open(file);
                 closing.push(Closing::new(file));
             }
             false

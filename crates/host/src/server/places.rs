@@ -46,7 +46,7 @@ impl Server {
         let others = tenants.members().filter(|other| other.flow != member.flow);
         let without = others.filter(|other| of(other) == 0).count();
         let usual = if tenants.members().len() > 1 { places.div_ceil(2) } else { places };
-        let most = member.tenant.connections.map_or(usual, |most| most as usize);
+        let most = member.tenant.settings.connections.map_or(usual, |most| most as usize);
         let all = (0..self.counts.len()).map(load).sum();
         if let Some(reason) = refusal(of(member), most, all, places, without) {
             return Err(reason);

@@ -13,10 +13,31 @@ use crate::device::any::AnyDevice;
 use crate::device::control::{Control, ControlError};
 use crate::io::wakers::Wakers;
 use crate::observe::record::DepthRecorder;
+use serde::{Deserialize, Serialize};
+
 use crate::server::built::{Later, Policies};
 use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
+
+/// The counts of policies: how often ports stopped, and woke each other.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct PolicyCounts {
+    pub(super) throttles: u64,
+    pub(super) blocks: u64,
+    pub(super) wakes: u64,
+}
+
+impl PolicyCounts {
+    /// These and the counts in `stats`.
+    pub(super) fn and(self, stats: &Stats) -> PolicyCounts {
+        PolicyCounts {
+            throttles: self.throttles + stats.throttles,
+            blocks: self.blocks + stats.blocks,
+            wakes: self.wakes + stats.wakes,
+        }
+    }
+}
 
 /// Ticks the policies and keeps their flows.
 pub(super) struct Schedulers<'a> {
@@ -111,8 +132,8 @@ impl<'a> Schedulers<'a> {
     }
 
     /// Adds a flow that the previous policies had, of a tenant or of a removed one. Connections of
-    /// a removed tenant may still use its flow, and the policy must tell it from a later one. A
-    /// flow whose number was given back is refused everywhere.
+    /// a removed tenant may still use its flow, and the policy must distinguish it from a later
+    /// one. A flow whose number was given back is refused everywhere.
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
         let Some((store, flow)) = self.names.of(flow) else { return Ok(()) };
         let policy = self.policy(store)?;
@@ -123,11 +144,6 @@ impl<'a> Schedulers<'a> {
                 policy.remove_flow(flow).map(drop)
             }
         }
-    }
-
-    pub(super) fn set_weight(&self, flow: FlowId, weight: Weight) -> Result<(), FlowError> {
-        let (policy, flow) = self.of(flow)?;
-        policy.set_weight(flow, weight)
     }
 
     /// Changes the weights of flows, by one call of each store's policy. Removed flows are skipped.
@@ -141,8 +157,11 @@ impl<'a> Schedulers<'a> {
             }
         }
         for (control, weights) in self.controls.iter().zip(&of_stores) {
-            if !weights.is_empty() {
-                control.policy().set_weights(weights);
+            match weights[..] {
+                [] => {}
+                // One flow needs no visit of all others, and fails only if it was removed.
+                [(flow, weight)] => drop(control.policy().set_weight(flow, weight)),
+                _ => control.policy().set_weights(weights),
             }
         }
     }
@@ -361,17 +380,17 @@ fn add(
     tenant: &Tenant,
     groups: &Groups,
 ) -> Result<FlowId, FlowError> {
-    let share = groups.share(tenant.group.as_deref(), tenant.reservation)?;
-    let flow = policy.add_flow_as(known, tenant.weight)?;
-    let urgent = || if tenant.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
+    let share = groups.share(tenant.settings.group.as_deref(), tenant.settings.reservation)?;
+    let flow = policy.add_flow_as(known, tenant.settings.weight)?;
+    let urgent = || if tenant.settings.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
     // A policy without targets, caps or groups refuses the call even if it sets none.
-    let target = || match tenant.target {
+    let target = || match tenant.settings.target {
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),
     };
-    let caps = || match tenant.caps.is_empty() {
+    let caps = || match tenant.settings.caps.is_empty() {
         true => Ok(()),
-        false => policy.set_caps(flow, &tenant.caps),
+        false => policy.set_caps(flow, &tenant.settings.caps),
     };
     let place = || match share == Share::default() {
         true => Ok(()),

@@ -90,7 +90,8 @@ impl Member {
 
     /// Its range, for a front end whose requests are multiples of `block` bytes.
     pub(super) fn volume(&self, block: u32) -> Volume {
-        let &Tenant { file, base, size, read_only, .. } = &self.tenant;
+        let &Tenant { file, base, size, .. } = &self.tenant;
+        let read_only = self.tenant.settings.read_only;
         Volume { tenant: self.number(), flow: self.flow, file, base, size, read_only, block }
     }
 }
@@ -142,10 +143,10 @@ impl TenantList {
         default: Option<&DefaultTenant>,
     ) -> Result<TenantList, ExportsError> {
         let export = |Member { tenant, .. }: &Member| Export {
-            description: tenant.description.clone(),
-            read_only: tenant.read_only,
-            allowed_identity: tenant.identity.clone(),
-            allowed_users: tenant.users.clone(),
+            description: tenant.settings.description.clone(),
+            read_only: tenant.settings.read_only,
+            allowed_identity: tenant.settings.identity.clone(),
+            allowed_users: tenant.settings.users.clone(),
             blocks: BlockSizes { preferred, ..BlockSizes::default() },
             ..Export::new(&tenant.name, tenant.size)
         };

@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use fairq_core::{CapStats, FlowError, FlowId, TargetStats};
+use fairq_core::{CapStats, FlowId, TargetStats};
 
 use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::nbd::session::exports::ExportsError;
 use crate::nbd::session::place::Connections;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, AttachmentKind, Change, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD,
-    Server, ServerError, Tenant, TenantList,
+    AdminError, AttachmentKind, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
+    ServerError, Tenant, TenantList, TenantSettings,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -66,18 +66,6 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
         if cut_off {
             server.sessions.hang_up(flow);
             server.controllers.hang_up(flow);
-        }
-    }
-}
-
-impl Tenant {
-    /// Sets the path of its own socket of a kind.
-    fn set_socket(&mut self, kind: AttachmentKind, path: &Option<std::path::PathBuf>) {
-        match kind {
-            AttachmentKind::VhostUser => self.vhost_user.clone_from(path),
-            AttachmentKind::VfioUser => self.vfio_user.clone_from(path),
-            // Block devices have no socket.
-            AttachmentKind::Ublk => {}
         }
     }
 }
@@ -145,7 +133,7 @@ impl ControlThread<'_> {
         let is_left = self.has_leftovers(&tenant);
         let zeroes = if wipe { tenant.size } else { 0 };
         let preparing = (wipe || is_left).then(|| Arc::new(Wiping::new(zeroes)));
-        self.weights.set(flow.slot() as u16, tenant.weight);
+        self.weights.set(flow.slot() as u16, tenant.settings.weight);
         self.fences.forget(flow.slot() as u16);
         let connections = Connections::on(self.server.shards.count());
         Ok(Member { preparing, ..Member::new(tenant, flow, store, connections) })
@@ -199,88 +187,73 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// See [`crate::server::Admin::change`].
-    pub(super) fn change_tenants(
+    /// See [`crate::server::Admin::update`].
+    pub(super) fn update_tenants(
         &mut self,
-        changes: &[(String, Change)],
+        updates: &[(String, TenantSettings)],
     ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
         let mut members = tenants.to_members();
-        let made = self.make_changes(&tenants, &mut members, changes);
-        // One list for all changes: a list has as many entries as there are tenants.
-        self.server.set_roster(tenants.with(members));
-        if changes.iter().any(|(_, change)| matches!(change, Change::Socket(..))) {
-            self.fit_guests_or_log();
-        }
-        made
-    }
-
-    /// Makes changes of members, in the policies first: a tenant that its policy refuses stays as
-    /// it is. A policy takes all weights in one call, since each call may visit all flows.
-    fn make_changes(
-        &mut self,
-        tenants: &TenantList,
-        members: &mut [Arc<Member>],
-        changes: &[(String, Change)],
-    ) -> Vec<Result<(), AdminError>> {
-        let is_weight = |change: &&(String, Change)| matches!(change.1, Change::Weight(_));
-        let has_many = changes.iter().filter(is_weight).nth(1).is_some();
+        // A policy takes all weights in one call, since each call may visit all flows.
         let mut weights = Vec::new();
-        let mut make = |(name, change): &(String, Change)| {
+        let mut has_sockets = false;
+        let mut update = |(name, new): &(String, TenantSettings)| {
             let place = tenants.place_of(name);
             let place = place.ok_or_else(|| AdminError::NoSuchTenant(name.clone()))?;
             let Member { tenant, flow, .. } = Arc::make_mut(&mut members[place]);
-            match change {
-                Change::Weight(weight) if has_many => {
-                    weights.push((*flow, *weight));
-                    self.weights.set(flow.slot() as u16, *weight);
-                    tenant.weight = *weight;
-                    Ok(())
-                }
-                Change::Socket(kind, path) => {
-                    if let Some(path) = path {
-                        self.open_guest(*kind, path, &tenant.users)?;
-                    }
-                    tenant.set_socket(*kind, path);
-                    Ok(())
-                }
-                change => self
-                    .change_tenant(tenant, *flow, change)
-                    .map_err(|error| AdminError::Flow { name: name.clone(), error }),
+            let (flow, old) = (*flow, tenant.settings.clone());
+            let new = old.updated(new);
+            if let Err(error) = self.apply_settings(name, flow, &old, &new) {
+                // The policy has accepted the old values before.
+                let _ = self.apply_settings(name, flow, &new, &old);
+                return Err(error);
             }
+            if old.weight != new.weight {
+                weights.push((flow, new.weight));
+                self.weights.set(flow.slot() as u16, new.weight);
+            }
+            has_sockets |= old.vhost_user != new.vhost_user || old.vfio_user != new.vfio_user;
+            tenant.settings = new;
+            Ok(())
         };
-        let made = changes.iter().map(&mut make).collect();
+        let updated = updates.iter().map(&mut update).collect();
         self.schedulers.set_weights(&weights);
-        made
+        // One list for all updates: a list has as many entries as there are tenants.
+        self.server.set_roster(tenants.with(members));
+        if has_sockets {
+            self.fit_guests_or_log();
+        }
+        updated
     }
 
-    /// Makes one change.
-    fn change_tenant(
+    /// Applies the settings in which `new` differs from `old`, except for the weight.
+    fn apply_settings(
         &mut self,
-        tenant: &mut Tenant,
+        name: &str,
         flow: FlowId,
-        change: &Change,
-    ) -> Result<(), FlowError> {
-        match change {
-            Change::Weight(weight) => {
-                self.schedulers.set_weight(flow, *weight)?;
-                self.weights.set(flow.slot() as u16, *weight);
-                tenant.weight = *weight;
+        old: &TenantSettings,
+        new: &TenantSettings,
+    ) -> Result<(), AdminError> {
+        let refused = |error| AdminError::Flow { name: name.to_owned(), error };
+        if old.group != new.group || old.reservation != new.reservation {
+            let group = new.group.as_deref();
+            self.schedulers.set_share(flow, group, new.reservation).map_err(refused)?;
+        }
+        if old.target != new.target {
+            self.schedulers.set_target(flow, new.target).map_err(refused)?;
+        }
+        if old.caps != new.caps {
+            self.schedulers.set_caps(flow, &new.caps).map_err(refused)?;
+        }
+        for (kind, before, path) in [
+            (AttachmentKind::VhostUser, &old.vhost_user, &new.vhost_user),
+            (AttachmentKind::VfioUser, &old.vfio_user, &new.vfio_user),
+        ] {
+            if let Some(path) = path
+                && before.as_ref() != Some(path)
+            {
+                self.open_guest(kind, path, &new.users)?;
             }
-            Change::Target(target) => {
-                self.schedulers.set_target(flow, *target)?;
-                tenant.target = *target;
-            }
-            Change::Caps(caps) => {
-                self.schedulers.set_caps(flow, caps)?;
-                tenant.caps = *caps;
-            }
-            Change::Place { group, reservation } => {
-                let (group, reservation) = (group.clone(), *reservation);
-                self.schedulers.set_share(flow, group.as_deref(), reservation)?;
-                (tenant.group, tenant.reservation) = (group, reservation);
-            }
-            Change::Socket(kind, path) => tenant.set_socket(*kind, path),
         }
         Ok(())
     }
@@ -290,7 +263,8 @@ impl ControlThread<'_> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
         let members = tenants.members().filter(|member| {
-            !member.tenant.caps.is_empty() || (in_groups && member.tenant.group.is_some())
+            !member.tenant.settings.caps.is_empty()
+                || (in_groups && member.tenant.settings.group.is_some())
         });
         members
             .filter_map(|member| Some((member.number(), self.schedulers.caps(member.flow)?)))
@@ -300,7 +274,7 @@ impl ControlThread<'_> {
     /// The latencies of the tenants that have a target.
     pub(super) fn targets(&self) -> HashMap<u16, TargetStats> {
         let tenants = self.server.tenants();
-        let members = tenants.members().filter(|member| member.tenant.target.is_some());
+        let members = tenants.members().filter(|member| member.tenant.settings.target.is_some());
         members
             .filter_map(|member| Some((member.number(), self.schedulers.target(member.flow)?)))
             .collect()

@@ -19,9 +19,9 @@
 //! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
 //! across a flush.
 //!
-//! **Requests that nobody wants any longer**, since their client has gone or their tenant was
-//! removed, are taken back from the policy ([`DataPath::cancel`]); those on the device run to their
-//! end, and so does whatever the policy has merged with others.
+//! **Cancelled requests**, whose client has gone or whose tenant was removed, are taken back from
+//! the policy ([`DataPath::cancel`]). Requests on the device run to their end, and so do requests
+//! that the policy has merged with others.
 //!
 //! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
 //! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
@@ -51,9 +51,10 @@ use crate::shard::volume::Order;
 
 use arena::{Arena, Rest};
 
-/// Requests issued before completions are looked at and replies leave again: so much that a send
-/// for it costs little beside, and so little that a client with a deep queue works on the first
-/// replies while the device, or this thread in the device's place, works on the rest.
+/// The number of requests that are issued before the shard reaps completions and sends replies. It
+/// is large, so that a send costs little beside the requests; it is small, so that a client with a
+/// deep queue works on the first replies while the device, or this thread in the device's place,
+/// works on the rest.
 const BATCH: u32 = 8;
 
 /// An order that has been carried out.
@@ -94,6 +95,8 @@ struct Live {
     issued_ns: u64,
     /// See [`Volume::void`](crate::shard::volume::Volume::void).
     is_void: bool,
+    /// See [`Piece::begins`](crate::shard::volume::Piece::begins).
+    begins: bool,
     held_by: Holder,
     /// Of a flush: the tenant's writes that had ended when it came.
     covers: u64,
@@ -118,14 +121,14 @@ pub struct DataPath<P, D: Device> {
     live: Vec<Option<Live>>,
     /// The tags that have been used and are free.
     free: Vec<Tag>,
-    /// How many tags there are.
+    /// The number of tags.
     tags: usize,
-    /// How many live requests no policy knows: those that the device has ([`Self::let_go`]), and
-    /// those that go to the next one ([`Self::withdraw`]).
+    /// The numbers of live requests that no policy knows: those on the device ([`Self::let_go`]),
+    /// and those that wait for the next policy ([`Self::withdraw`]).
     orphans: usize,
     withdrawn: usize,
-    /// What the policy has joined to the command that its next `Issue` completes, and the memory of
-    /// a command's parts.
+    /// The requests that the policy has joined to the command that its next `Issue` completes, and
+    /// the memory of a command's parts.
     joined: Vec<Tag>,
     memories: Vec<Memory>,
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
@@ -137,12 +140,12 @@ pub struct DataPath<P, D: Device> {
     /// Orders that were refused since the last `reap`.
     refused: Vec<Finished>,
     stats: Vec<TenantStats>,
-    /// To whom something has happened since the last report.
+    /// The tenants whose counts have changed since the last report.
     changed: Vec<bool>,
     counters: ShardCounters,
     observed: Observed,
     charges: Observation,
-    /// What was on each store when that was last counted, and when it is to be counted again.
+    /// The requests on each store at the last count, and the time of the next count.
     loads: Vec<StoreLoad>,
     loads_ns: u64,
     write_back: Arc<WriteBack>,
@@ -157,9 +160,9 @@ pub struct DataPath<P, D: Device> {
     throttle_seen: u64,
     /// Where decisions are recorded, while somebody wants them.
     recorder: Option<Box<Recorder>>,
-    /// What `next` said last: when to call it again though nothing has happened.
+    /// The time that `next` returned last, at which it is called again without an event.
     wait_until_ns: Option<u64>,
-    /// Whether `next` said last that requests wait for what another verb does.
+    /// Whether `next` returned last that requests wait for another verb.
     blocked: bool,
     /// Something was issued since the last `dispatch`.
     issued: bool,
@@ -219,75 +222,24 @@ impl<D: Device> DataPath<(), D> {
     }
 }
 
-impl<P, D: Device> DataPath<P, D> {
-    /// The same with another port; gives the one it had, too.
-    fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
-        let DataPath {
-            port: old,
-            id,
-            device,
-            block,
-            queue,
-            live,
-            free,
-            tags,
-            orphans,
-            withdrawn,
-            joined,
-            memories,
-            wake,
-            completions,
-            void,
-            ..
-        } = self;
-        let DataPath {
-            asker, arena, finished, refused, stats, changed, counters, observed, ..
-        } = self;
-        let DataPath { charges, loads, loads_ns, write_back, fences, recorder, .. } = self;
-        let DataPath { dirty, weights, throttled, throttled_count, throttle_seen, .. } = self;
-        let DataPath { blocked, wait_until_ns, issued, batch, .. } = self;
-        let path = DataPath {
-            port,
-            id,
-            device,
-            block,
-            queue,
-            asker,
-            arena,
-            live,
-            free,
-            tags,
-            orphans,
-            withdrawn,
-            joined,
-            memories,
-            wake,
-            completions,
-            void,
-            finished,
-            refused,
-            stats,
-            changed,
-            counters,
-            observed,
-            charges,
-            loads,
-            loads_ns,
-            write_back,
-            fences,
-            dirty,
-            weights,
-            throttled,
-            throttled_count,
-            throttle_seen,
-            recorder,
-            blocked,
-            wait_until_ns,
-            issued,
-            batch,
-        };
-        (path, old)
-    }
+/// Moves all fields of a data path but its port, whose type is the policy's.
+macro_rules! moved {
+    ($($field:ident)*) => {
+        impl<P, D: Device> DataPath<P, D> {
+            /// The same with another port; returns the old one, too.
+            fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
+                let DataPath { port: old, $($field),* } = self;
+                (DataPath { port, $($field),* }, old)
+            }
+        }
+    };
+}
+
+moved! {
+    id device block queue asker arena live free tags orphans withdrawn joined memories wake
+    completions void finished refused stats changed counters observed charges loads loads_ns
+    write_back fences dirty weights throttled throttled_count throttle_seen recorder
+    wait_until_ns blocked issued batch
 }
 
 impl<P, D: Device> DataPath<P, D> {
@@ -325,8 +277,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     /// Whether no request is live, and neither the port nor the device's queue has something to do
-    /// for other shards. A port behind a lock that waits for a time may be the only one that was
-    /// told so, and others' requests wait with it.
+    /// for other shards. Of the ports behind a lock, the one that waits for a time may be the only
+    /// one that knows it, and requests of the others wait with it.
     pub fn is_idle(&self) -> bool {
         self.orphans + self.withdrawn + self.throttled_count == 0 && self.is_free_of_port()
     }
@@ -387,6 +339,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             arrived_ns: now_ns,
             issued_ns: 0,
             is_void: order.is_void(),
+            begins: order.begins(),
             held_by: Holder::Policy,
             covers: 0,
             dirty: 0,
@@ -504,7 +457,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         self.batch += 1;
         let (command, rest) = self.leave(now_ns, tag, class);
-        // An order without work is always a flush, so no other request pays for this look.
+        // An order without work is always a flush, so no other request pays for this check.
         if command.op == Op::Flush && self.is_void(tag) {
             return self.void.push(tag);
         }
@@ -600,7 +553,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.batch = 0;
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.reap(now_ns, ring, &mut completions, &mut self.wake);
-        // Those that end together are told of from the last to the first.
+        // Orders that end together are reported from the last to the first.
         completions.extend(self.void.drain(..).rev().map(|tag| Completion { tag, errno: 0 }));
         let any = !(completions.is_empty() && self.refused.is_empty());
         self.finished.append(&mut self.refused);
@@ -665,7 +618,11 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let Command { op, length, .. } = live.command;
         let times =
             Times { arrived_ns: live.arrived_ns, issued_ns: live.issued_ns, done_ns: now_ns };
-        self.stats[usize::from(live.tenant)].complete(op, length, errno, times);
+        let stats = &mut self.stats[usize::from(live.tenant)];
+        stats.complete(op, length, errno, times);
+        if live.begins {
+            stats.requests.count(op);
+        }
         self.changed[usize::from(live.tenant)] = true;
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;
@@ -688,7 +645,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.live.iter().flatten().any(|live| cut.is_crossed_by(live.tenant, &live.command))
     }
 
-    /// What to answer to a flush or a durable write that the device has ended.
+    /// The errno for a flush or a durable write that the device has ended.
     #[cold]
     fn synced(&self, live: &Live, errno: i32) -> i32 {
         let covers = (live.command.op == Op::Flush).then_some(live.covers);

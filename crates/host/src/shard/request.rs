@@ -51,6 +51,8 @@ pub struct Request {
     /// The longest order for zeroes that the device has to write, in bytes.
     pub written_piece: u32,
     is_void: bool,
+    /// Whether it is a client's, so that it counts as one.
+    is_clients: bool,
     /// Bytes of the data that are there, so that pieces of them may be submitted.
     ready: u64,
     /// Bytes submitted.
@@ -108,6 +110,7 @@ impl Request {
             fast_only: false,
             written_piece: PIECE,
             is_void: false,
+            is_clients: true,
             ready: length,
             submitted: 0,
             is_closed: false,
@@ -121,6 +124,11 @@ impl Request {
     /// flood of such requests takes a tenant's part of the server and no more.
     pub fn void() -> Request {
         Request { is_void: true, ..Request::new(Op::Flush, 0, 0) }
+    }
+
+    /// The same request as the server's own work: it does not count as a client's.
+    pub fn of_server(self) -> Request {
+        Request { is_clients: false, ..self }
     }
 
     /// The same request before its data have come.
@@ -231,6 +239,7 @@ impl Request {
             fua: self.fua && op == Op::Write,
             no_hole: self.no_hole,
             fast_only: self.fast_only,
+            begins: self.is_clients && start == 0,
             ..Piece::new(op, self.offset.wrapping_add(start), length as u32, Memory::NONE, 0)
         };
         Part { piece, is_void: self.is_void, start }

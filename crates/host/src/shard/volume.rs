@@ -45,6 +45,8 @@ pub struct Piece {
     pub no_hole: bool,
     /// See [`Command::fast_only`].
     pub fast_only: bool,
+    /// Whether the client's request begins with it, so that its end counts the request.
+    pub begins: bool,
     /// The data.
     pub memory: Memory,
     /// The front end's identifier of the piece.
@@ -52,10 +54,10 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// A piece without flags.
+    /// A piece without flags, which is a whole request.
     pub fn new(op: Op, offset: u64, length: u32, memory: Memory, cookie: u64) -> Piece {
-        let (fua, no_hole, fast_only) = (false, false, false);
-        Piece { op, offset, length, fua, no_hole, fast_only, memory, cookie }
+        let (fua, no_hole, fast_only, begins) = (false, false, false, true);
+        Piece { op, offset, length, fua, no_hole, fast_only, begins, memory, cookie }
     }
 }
 
@@ -88,7 +90,7 @@ impl Volume {
     /// The order for a piece, if the piece lies in the volume and is allowed.
     #[inline]
     pub fn order(&self, piece: &Piece) -> Result<Order, PieceError> {
-        let &Piece { op, offset, length, fua, no_hole, fast_only, memory, cookie } = piece;
+        let &Piece { op, offset, length, fua, no_hole, fast_only, begins, memory, cookie } = piece;
         let (offset, length, span) =
             if op == Op::Flush { (0, 0, self.size) } else { (offset, length, 0) };
         if offset.checked_add(u64::from(length)).is_none_or(|end| end > self.size) {
@@ -115,7 +117,7 @@ impl Volume {
             memory,
         };
         let (tenant, flow) = (self.tenant, self.flow);
-        Ok(Order { tenant, flow, command, cookie, is_void: false })
+        Ok(Order { tenant, flow, command, cookie, is_void: false, begins })
     }
 
     /// An order for which the device gets no command: the tenant is charged as for a flush that
@@ -140,6 +142,7 @@ pub struct Order {
     command: Command,
     cookie: u64,
     is_void: bool,
+    begins: bool,
 }
 
 impl Order {
@@ -165,6 +168,12 @@ impl Order {
     #[inline]
     pub fn is_void(&self) -> bool {
         self.is_void
+    }
+
+    /// See [`Piece::begins`].
+    #[inline]
+    pub fn begins(&self) -> bool {
+        self.begins
     }
 
     /// The operation.

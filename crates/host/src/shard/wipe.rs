@@ -102,7 +102,7 @@ pub struct Wipe {
 impl Wipe {
     /// A wipe of the first bytes of a volume; `state` says how many.
     pub fn new(volume: Volume, state: Arc<Wiping>) -> Wipe {
-        let mut request = Request::new(Op::WriteZeroes, 0, state.size);
+        let mut request = Request::new(Op::WriteZeroes, 0, state.size).of_server();
         (request.fua, request.written_piece) = (true, PIECE);
         Wipe { volume, state, request, at: 0 }
     }

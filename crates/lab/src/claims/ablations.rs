@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::keys::Change;
-use super::setting::EXPERIMENT;
+
+/// Prefix of the keys that an experiment itself has to apply.
+pub(super) const EXPERIMENT: &str = "experiment";
 
 /// A part of the rules that is removed or replaced.
 #[derive(Clone, Debug, Deserialize)]

@@ -12,7 +12,7 @@ use fairq_sim::Run;
 use fairq_sim::policies::AnySubject;
 use fairq_sim::scenario::{Job, Scenario};
 
-use super::ablations::Ablation;
+use super::ablations::{Ablation, EXPERIMENT};
 use super::band::{CONSTANTS, Constant, End};
 use super::keys::{self, Change};
 
@@ -179,9 +179,6 @@ impl Setting<'_> {
         Ok(policy)
     }
 }
-
-/// Prefix of the keys that an experiment itself has to apply.
-pub(super) const EXPERIMENT: &str = "experiment";
 
 #[cfg(test)]
 mod tests {

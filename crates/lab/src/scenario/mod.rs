@@ -215,8 +215,8 @@ impl<'a> Plan<'a> {
 
 /// All results, or the first error.
 fn finished<T>(done: Vec<Option<anyhow::Result<T>>>) -> anyhow::Result<Vec<T>> {
-    // An interrupted run gives no results: means over some of the seeds would look like means over
-    // all.
+    // An interrupted run gives no results: readers would take means over some of the seeds for
+    // means over all.
     let interrupted = || Err(anyhow::anyhow!("interrupted: nothing was written"));
     done.into_iter().map(|done| done.unwrap_or_else(interrupted)).collect()
 }

@@ -1,206 +1,199 @@
 //! Metrics of caps, reservations and latency targets, of tenants and groups.
 
-use fairq_config::caps::listed;
 use fairq_config::group::KEYS;
-use fairq_core::{CapStats, ReservationState, ReservedStats, ShareStats, TargetState, TargetStats};
-use fairq_host::server::{GroupStatus, Member, Status, TenantList};
+use fairq_core::{ReservationState, TargetState};
 
-use super::{MOST_TENANTS, Text};
+use super::super::groups::word;
+use super::{Family, Labels, MOST_TENANTS, Subject, Text};
+use crate::view::{Capped, Group, LatencyTarget, Place, Reserved};
 
-/// A kind of object with caps: the word for it in names and labels, its name in help texts, and the
-/// label that its series have in addition.
-#[derive(Clone, Copy)]
-struct Kind<'a> {
-    label: &'static str,
-    whose: &'static str,
-    device: Option<&'a str>,
+/// The part of each tenant that has one, with the tenant's labels.
+fn parts<'a, T>(
+    tenants: &'a [(Labels<'a>, &'a Subject<'a>)],
+    part: fn(&'a Subject<'a>) -> Option<&'a T>,
+) -> Vec<(Labels<'a>, &'a T)> {
+    tenants.iter().filter_map(|(labels, of)| Some((labels.clone(), part(of)?))).collect()
 }
 
-/// The labels that all series of a tenant have.
-fn labels<'a>(member: &'a Member, device: &'a str) -> [(&'static str, &'a str); 2] {
-    [("tenant", &member.tenant.name), ("device", device)]
-}
-
-/// Caps of the tenants and groups that have some.
-pub(super) fn caps(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
-    let members = tenants.members().take(MOST_TENANTS);
-    let tenants: Vec<(&str, &CapStats)> =
-        members.filter_map(|member| Some((&*member.tenant.name, now.caps_of(member)?))).collect();
-    let kind = Kind { label: "tenant", whose: "the tenant", device: Some(device) };
-    caps_of(text, kind, &tenants);
-    let groups = now.groups.iter().take(MOST_TENANTS);
-    let groups: Vec<(&str, &CapStats)> =
-        groups.filter_map(|of| Some((&*of.group.name, of.caps.as_ref()?))).collect();
-    caps_of(text, Kind { label: "group", whose: "the group's tenants", device: None }, &groups);
-}
-
-fn caps_of(text: &mut Text, kind: Kind<'_>, all: &[(&str, &CapStats)]) {
-    type Value = fn(&CapStats) -> f64;
-    let Kind { label, whose, device } = kind;
-    let device = device.map(|device| ("device", device));
-    let families: [(&str, &str, String, Value); 3] = [
+/// Caps, reservations and latency targets of the tenants that have some.
+pub(super) fn tenants<'a>(text: &mut Text, tenants: &'a [(Labels<'a>, &'a Subject<'a>)]) {
+    targets(text, &parts(tenants, |of| of.tenant.row.latency_target.as_ref()));
+    let capped = parts(tenants, |of| of.tenant.capped.as_ref());
+    let families: [Family<Capped>; 3] = [
         (
-            "capped_requests_total",
-            "counter",
-            format!("Requests of {whose} that waited for a cap of the {label}."),
-            |of| of.held as f64,
+            "fairq_tenant_capped_requests_total",
+            "Operations of the tenant that waited for a cap of the tenant.",
+            |of| Some(of.held as f64),
         ),
         (
-            "capped_seconds_total",
-            "counter",
-            format!("Time that requests waited for caps of the {label}, added up over requests."),
-            |of| of.held_ns as f64 * 1e-9,
+            "fairq_tenant_capped_seconds_total",
+            "Time that operations waited for caps of the tenant, added up over operations.",
+            |of| Some(of.held_ns as f64 * 1e-9),
         ),
         (
-            "capped_requests",
-            "gauge",
-            format!("Requests of {whose} that wait for a cap of the {label} now."),
-            |of| of.waiting as f64,
+            "fairq_tenant_capped_requests",
+            "Operations of the tenant that wait for a cap of the tenant now.",
+            |of| Some(of.waiting as f64),
         ),
     ];
-    // Without caps the families are left out.
-    if all.is_empty() {
-        return;
-    }
-    for (name, kind, help, value) in families {
-        let name = format!("fairq_{label}_{name}");
-        text.family(&name, kind, &help);
-        for (who, stats) in all {
-            let labels: Vec<_> = std::iter::once((label, *who)).chain(device).collect();
-            text.sample(&name, &labels, value(stats));
-        }
-    }
-    let name = format!("fairq_{label}_cap");
-    let help =
-        format!("What a cap of the {label} allows in a second: requests or bytes, by its key.");
-    text.family(&name, "gauge", &help);
-    for (who, stats) in all {
-        for (key, cap) in listed(&stats.caps) {
-            let labels = std::iter::once((label, *who)).chain(device).chain([("key", key)]);
-            text.sample(&name, &labels.collect::<Vec<_>>(), cap.per_second() as f64);
-        }
-    }
+    let help = "The amount that a cap of the tenant allows in a second, by the cap's key: \
+                operations or bytes.";
+    caps(text, &families, ("fairq_tenant_cap", help), &capped);
+    reservations(text, &parts(tenants, |of| of.tenant.place.as_ref()));
 }
 
-/// Groups, and the reservations of tenants.
-pub(super) fn groups(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
-    type Value = fn(&GroupStatus) -> f64;
-    let families: [(&str, &str, Value); 2] = [
+/// Groups of tenants, and their caps.
+pub(super) fn groups(text: &mut Text, groups: &[Group]) {
+    let labelled: Vec<(Labels<'_>, &Group)> = groups
+        .iter()
+        .take(MOST_TENANTS)
+        .map(|group| (vec![("group", &*group.name)], group))
+        .collect();
+    let families: [Family<Group>; 2] = [
         (
             "fairq_group_weight",
             "The weight of the group of tenants beside all tenants and groups that are in none.",
-            |of| f64::from(of.weight.in_256ths()) / 256.0,
+            |of| Some(of.effective_weight),
         ),
         (
             "fairq_group_active_members",
-            "Tenants and groups in the group that have asked for something lately.",
-            |of| f64::from(of.active),
+            "Tenants and groups in the group that have had requests lately.",
+            |of| Some(of.active.into()),
         ),
     ];
-    for (name, help, value) in families.iter().filter(|_| !now.groups.is_empty()) {
-        text.family(name, "gauge", help);
-        for of in now.groups.iter().take(MOST_TENANTS) {
-            text.sample(name, &[("group", &of.group.name)], value(of));
-        }
-    }
-    let of = |member| {
-        let stats: &ShareStats = now.share_of(member).filter(|of| !of.granted.is_none())?;
-        Some((member, stats))
-    };
-    let members: Vec<(&Member, &ShareStats)> =
-        tenants.members().take(MOST_TENANTS).filter_map(of).collect();
-    if members.is_empty() {
-        return;
-    }
-    let help = "What is kept for the tenant in a second: requests or bytes, as its key says; less \
-                than it has reserved while all reservations are more than the device does.";
-    text.family("fairq_tenant_reserved", "gauge", help);
-    for (member, stats) in &members {
-        let kept = [stats.granted.iops(), stats.granted.bytes()];
-        for (key, rate) in KEYS.iter().zip(kept).filter(|(_, rate)| *rate > 0) {
-            let [tenant, device] = labels(member, device);
-            text.sample("fairq_tenant_reserved", &[tenant, device, ("key", key)], rate as f64);
-        }
-    }
-    let help = "1 if the tenant had what is kept for it in the last second, or asked for less.";
-    text.family("fairq_tenant_reservation_met", "gauge", help);
-    for (member, stats) in &members {
-        let is_met = stats.state != ReservationState::Missed;
-        let labels = labels(member, device);
-        text.sample("fairq_tenant_reservation_met", &labels, f64::from(u8::from(is_met)));
-    }
-    let help = "Requests of the tenant that went to the device before all others, since it had \
-                less than is kept for it.";
-    text.family("fairq_tenant_ahead_requests_total", "counter", help);
-    for (member, stats) in &members {
-        let labels = labels(member, device);
-        text.sample("fairq_tenant_ahead_requests_total", &labels, stats.ahead as f64);
-    }
-    type Part = fn(&ReservedStats) -> u64;
-    let families: [(&str, &str, Part); 2] = [
+    text.some_families(&families, &labelled);
+    let capped: Vec<(Labels<'_>, &Capped)> = labelled
+        .iter()
+        .filter_map(|(labels, of)| Some((labels.clone(), of.caps.as_ref()?)))
+        .collect();
+    let families: [Family<Capped>; 3] = [
         (
-            "fairq_reserved_ratio",
-            "What tenants that are active have reserved, as a part of what the store's device does.",
-            |of| of.asked_ppm,
+            "fairq_group_capped_requests_total",
+            "Operations of the group's tenants that waited for a cap of the group.",
+            |of| Some(of.held as f64),
         ),
         (
-            "fairq_reserved_granted_ratio",
-            "The part of each reservation that is kept: below 1 if all are more than the device does.",
-            |of| of.granted_ppm,
+            "fairq_group_capped_seconds_total",
+            "Time that operations waited for caps of the group, added up over operations.",
+            |of| Some(of.held_ns as f64 * 1e-9),
+        ),
+        (
+            "fairq_group_capped_requests",
+            "Operations of the group's tenants that wait for a cap of the group now.",
+            |of| Some(of.waiting as f64),
         ),
     ];
-    for (name, help, value) in families {
+    let help = "The amount that a cap of the group allows in a second, by the cap's key: \
+                operations or bytes.";
+    caps(text, &families, ("fairq_group_cap", help), &capped);
+}
+
+fn caps(
+    text: &mut Text,
+    families: &[Family<Capped>],
+    (name, help): (&str, &str),
+    all: &[(Labels<'_>, &Capped)],
+) {
+    // Without caps the families are left out.
+    text.some_families(families, all);
+    if !all.is_empty() {
         text.family(name, "gauge", help);
-        for store in &now.stores {
-            let Some(reserved) = &store.policy.reserved else { continue };
-            text.sample(name, &[("store", &store.name)], value(reserved) as f64 / 1e6);
+    }
+    for (labels, capped) in all {
+        for (key, cap) in &capped.caps {
+            text.sample(name, &[&labels[..], &[("key", key)]].concat(), cap.per_s as f64);
         }
     }
 }
 
+/// The reservations of tenants.
+fn reservations(text: &mut Text, places: &[(Labels<'_>, &Place)]) {
+    let granted = |of: &Place| [of.granted_iops, of.granted_bandwidth];
+    let reserved: Vec<(Labels<'_>, &Place)> =
+        places.iter().filter(|(_, of)| granted(of) != [0; 2]).cloned().collect();
+    if reserved.is_empty() {
+        return;
+    }
+    let name = "fairq_tenant_reserved";
+    let help = "The amount that is reserved for the tenant in a second, by its key: operations or \
+                bytes; less than its reservation while all reservations are more than the device \
+                does.";
+    text.family(name, "gauge", help);
+    for (labels, place) in &reserved {
+        for (key, rate) in KEYS.iter().zip(granted(place)).filter(|(_, rate)| *rate > 0) {
+            text.sample(name, &[&labels[..], &[("key", key)]].concat(), rate as f64);
+        }
+    }
+    let families: [Family<Place>; 2] = [
+        (
+            "fairq_tenant_reservation_met",
+            "1 if the tenant had its reservation in the last second, or sent fewer requests.",
+            |of| Some(f64::from(u8::from(of.reservation != word(ReservationState::Missed)))),
+        ),
+        (
+            "fairq_tenant_ahead_requests_total",
+            "Operations of the tenant that went to the device before all others, since it had \
+             less than its reservation.",
+            |of| Some(of.ahead as f64),
+        ),
+    ];
+    text.families(&families, &reserved);
+}
+
+/// The reservations of each store's tenants beside its device.
+pub(super) fn stores(text: &mut Text, stores: &[Reserved]) {
+    let families: [Family<Reserved>; 2] = [
+        (
+            "fairq_reserved_ratio",
+            "The reservations of active tenants, as a part of the rate of the store's device.",
+            |of| Some(of.asked),
+        ),
+        (
+            "fairq_reserved_granted_ratio",
+            "The part of each reservation that is granted: below 1 if all are more than the \
+             device does.",
+            |of| Some(of.granted),
+        ),
+    ];
+    let labelled: Vec<_> = stores.iter().map(|of| (vec![("store", &*of.store)], of)).collect();
+    text.families(&families, &labelled);
+}
+
 /// Latency targets of the tenants that have one.
-pub(super) fn targets(text: &mut Text, now: &Status, tenants: &TenantList, device: &str) {
-    type Value = fn(&TargetStats) -> f64;
-    let families: [(&str, &str, Value); 5] = [
+fn targets(text: &mut Text, targets: &[(Labels<'_>, &LatencyTarget)]) {
+    let families: [Family<LatencyTarget>; 5] = [
         (
             "fairq_tenant_latency_target_seconds",
-            "The tenant's latency target: the longest that its requests are to take.",
-            |of| of.target.latency_ns() as f64 * 1e-9,
+            "The tenant's latency target: the longest time that an operation is to take.",
+            |of| Some(of.target_ns as f64 * 1e-9),
         ),
         (
             "fairq_tenant_latency_target_late_ratio",
-            "The part of requests that took longer in the last second.",
-            |of| of.late as f64 / of.completed.max(1) as f64,
+            "The part of operations that took longer in the last second.",
+            |of| Some(of.late as f64 / of.completed.max(1) as f64),
         ),
         (
             "fairq_tenant_latency_target_late_limit_ratio",
-            "The part of requests that may take longer: 0.01 for the 99th percentile.",
-            |of| f64::from(of.target.late_ppm()) * 1e-6,
+            "The part of operations that may take longer: 0.01 for the 99th percentile.",
+            // Percentiles have four digits after the point.
+            |of| Some(((100.0 - of.percentile) * 10_000.0).round() * 1e-6),
         ),
         (
             "fairq_tenant_latency_target_unreachable",
             "1 if the target was missed in the last second and nothing more can be done for it; \
              fairq ctl status says why.",
-            |of| f64::from(u8::from(is_unreachable(of.state))),
+            |of| {
+                let unreachable = [TargetState::Device, TargetState::Floor, TargetState::Spent];
+                let states = unreachable.map(fairq_config::latency::state);
+                Some(f64::from(u8::from(states.contains(&&*of.state))))
+            },
         ),
         (
             "fairq_tenant_latency_target_weight",
             "The weight that the tenant is served with: its own, or more while it misses its \
              target.",
-            |of| of.weight.get().into(),
+            |of| Some(of.weight.into()),
         ),
     ];
-    let of = |member| Some((member, now.target_of(member)?));
-    let members: Vec<(&Member, &TargetStats)> =
-        tenants.members().take(MOST_TENANTS).filter_map(of).collect();
-    for (name, help, value) in families.iter().filter(|_| !members.is_empty()) {
-        text.family(name, "gauge", help);
-        for (member, stats) in &members {
-            text.sample(name, &labels(member, device), value(stats));
-        }
-    }
-}
-
-fn is_unreachable(state: TargetState) -> bool {
-    matches!(state, TargetState::Device | TargetState::Floor | TargetState::Spent)
+    text.some_families(&families, targets);
 }

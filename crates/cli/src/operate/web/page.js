@@ -120,19 +120,20 @@ function device() {
     const seconds = before ? status.uptime_s - before.status.uptime_s : 0;
     return seconds > 0 ? count(Math.max(0, policy[key] - before.status.policy_state[key]) / seconds) + "/s" : "–";
   };
-  const stuck = (status.stores ?? []).filter((store) => store.stuck);
+  const stores = status.stores ?? [];
+  const stuck = stores.filter((store) => store.stuck);
   const tiles = [
     ["iops", "IOPS", count(sum((t) => t.iops))],
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
-    ["slots", "slots in use (D)", policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`],
-    ["depth", "why D", why(policy.depth, tenants)],
+    ["slots", "slots in use (D)", slotsOf(policy)],
+    ["depth", "why D", stores.length > 1 ? "each store has its own" : why(policy.depth, tenants)],
     ["classes", "H/L", ratio(policy) === null ? "no classes" : three(ratio(policy))],
-    ["spread", "ahead of virtual time", policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join("")],
+    ["spread", "ahead of virtual time", aheadOf(policy)],
     ["throttles", "throttles", rate("throttles")],
     ["blocks", "waits for a slot", rate("blocks")],
     ["waiting", "waiting + on the device", `${total("staged")} + ${total("in_flight") - total("staged")}`],
     ["errors", "failed", count(total("errors"))],
-    ["stores", "stores (weights count within each)", stuck.length ? `stuck: ${stuck.map((s) => s.name).join(", ")}` : String((status.stores ?? []).length)],
+    ["stores", "stores (weights count within each)", stuck.length ? `stuck: ${stuck.map((s) => s.name).join(", ")}` : String(stores.length)],
   ];
   function total(key) {
     return tenants.reduce((all, t) => all + t[key], 0);
@@ -151,6 +152,21 @@ function device() {
   const connections = status.connections === 1 ? "1 connection" : `${status.connections} connections`;
   const draining = status.draining ? " · draining: it ends with its last client" : "";
   put($("server"), `${status.device} · ${status.policy} · ${connections} · up ${up(status.uptime_s)}${draining}`);
+}
+const slotsOf = (policy) => (policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`);
+const aheadOf = (policy) =>
+  (policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join(""));
+
+// Each of several stores has a policy of its own.
+function stores() {
+  const { status, tenants } = state.look;
+  const all = status.stores ?? [];
+  $("stores").hidden = all.length < 2;
+  if (all.length < 2) return;
+  const line = ({ name, policy_state: policy, tenants: names }) => make("tr", { "data-store": name },
+    make("th", { scope: "row" }, name), make("td", {}, String(names.length)), make("td", {}, slotsOf(policy)),
+    make("td", {}, why(policy.depth, tenants.filter((t) => t.store === name))), make("td", {}, aheadOf(policy)));
+  $("store-rows").replaceChildren(...all.map(line));
 }
 function why(depth, tenants) {
   const bounds = tenants.map((t) => t.latency_target?.slots_bound).filter((bound) => typeof bound === "number");
@@ -355,7 +371,8 @@ function fill(tenant) {
     known.slot = slot;
     cells.name.replaceChildren(...(slot < 0 ? [] : [symbol(slot)]), make("span", { class: "name" }, tenant.name), promised);
   }
-  put(promised, tenant.promised || "");
+  const store = (state.look.status.stores ?? []).length > 1 ? tenant.store : null;
+  put(promised, [store, tenant.promised].filter(Boolean).join(" · "));
   const last = tenant.last_second;
   const mayWrite = state.write === "token" && $("token").value !== "";
   put(text, mayWrite ? "" : String(tenant.weight));
@@ -511,6 +528,7 @@ function show() {
   if (!state.look) return;
   choose();
   device();
+  stores();
   charts();
   targets();
   groups();

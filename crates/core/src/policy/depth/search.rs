@@ -235,7 +235,7 @@ impl Search {
         search
     }
 
-    /// Time of the next look, in nanoseconds.
+    /// Time of the next check, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.deadline_ns
     }

@@ -451,8 +451,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever the device, once D is found it keeps the device at 97 % and is not far above the
-    /// knee, and it never leaps.
+    /// On every device, once D is found it keeps the device at 97 % and is not far above the knee,
+    /// and it never leaps.
     #[test]
     fn the_device_is_kept_busy_by_no_more_than_it_needs(
         is_soft in any::<bool>(),

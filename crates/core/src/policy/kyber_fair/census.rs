@@ -33,7 +33,7 @@ pub(super) const BUCKETS: usize = 64;
 /// Bits of the number of flows, of which there are at most 2^24.
 const COUNT_BITS: u32 = 25;
 /// Bits of the sum of weights: 2^24 times 10,000 times 256 is below 2^46. The 18 bits of the
-/// period's number above them tell the periods apart that share a bucket.
+/// period's number above them distinguish the periods that share a bucket.
 const WEIGHT_BITS: u32 = 46;
 
 /// The flows that were last seen in one period.

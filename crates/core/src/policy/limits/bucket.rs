@@ -234,8 +234,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever amounts are taken at whatever times, retried at the returned time or not: over
-        /// every interval at most rate x interval + burst is taken.
+        /// For any amounts at any times, retried at the returned time or not: over every interval
+        /// at most rate x interval + burst is taken.
         #[test]
         fn over_every_interval_the_rate_and_the_burst(
             per_second in 1u64..1_000_000_000_000,

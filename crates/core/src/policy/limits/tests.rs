@@ -407,7 +407,7 @@ fn of_group(parent: Option<GroupId>, iops: u64, burst: u64) -> Group {
 }
 
 /// Lets all loads submit as much as they can for a second, each on its port, and completes at once
-/// the requests that are issued. Tags tell apart the loads of one port.
+/// the requests that are issued. Tags distinguish the loads of one port.
 fn flood(
     policy: &impl Limits,
     ports: &mut [impl Port],

@@ -21,7 +21,7 @@
 //! example.
 //!
 //! **Search.** Two tables of hints, by where units end and where they begin, a power of two of
-//! entries without chains: an entry names the unit that was put there last, and a look-up checks
+//! entries without chains: an entry names the unit that was put there last, and a search checks
 //! that it is staged and fits. A collision costs a possible merge, and nothing has to be taken out
 //! of the tables.
 //!

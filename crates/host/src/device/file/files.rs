@@ -7,11 +7,11 @@
 //! **Model.** A table of the open files behind a lock, and a version, which changes with the table.
 //! Each queue has its own table ([`FileQueue`](super::FileQueue)), which alone it uses, and updates
 //! it when the version has changed: the queue checks in every turn, and when a command names an
-//! unknown file. The queue's table holds files by an `Arc`. A file whose tenant was removed
-//! *lingers* as long as commands name it. Then it is *retired*: each queue releases it when none of
-//! its operations names it. When only the shared table holds the file, it is closed, and only then
-//! its number may be reused: so no queue has the old file under the number of a new one. Until then
-//! the file is taken back if a new tenant uses the same file.
+//! unknown file. The queue's table holds files by an `Arc`. A file whose tenant was removed *stays
+//! open* as long as commands name it. Then it is *retired*: each queue releases it when none of its
+//! operations names it. When only the shared table holds the file, it is closed, and only then its
+//! number may be reused: so no queue has the old file under the number of a new one. Until then the
+//! file is taken back if a new tenant uses the same file.
 //!
 //! *Memory ordering.* The version changes under the lock, after the table. A queue reads the
 //! version (Acquire), then the table under the lock; if the version changes in between, the queue
@@ -139,7 +139,7 @@ impl Files {
         let mut slots = self.slots();
         let is_it = |slot: &Slot| match slot {
             Slot::Lingering(backing) | Slot::Retired(backing) => {
-                backing.is(identity) && backing.store.key.is_of(spec)
+                backing.is(identity) && backing.store.key.is_of(spec.store.as_deref())
             }
             _ => false,
         };
@@ -173,7 +173,7 @@ impl Files {
     }
 
     /// Marks a file that is to be closed when no command names it.
-    pub(super) fn linger(&self, number: u16) {
+    pub(super) fn keep_open(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot
         {

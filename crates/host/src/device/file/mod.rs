@@ -176,13 +176,13 @@ impl FileDevice {
 
     /// Marks a file that has no tenant: it is to be retired when no command names it. [`Self::add`]
     /// takes it back until it is closed.
-    pub fn linger(&self, number: u16) {
-        self.shared.files.linger(number);
+    pub fn keep_open(&self, number: u16) {
+        self.shared.files.keep_open(number);
     }
 
     /// Begins to close a lingering file that no command names: every queue releases it in its
-    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file
-    /// does not linger.
+    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file is
+    /// not kept open.
     pub fn retire(&self, number: u16) -> Option<Unsettled> {
         self.shared.files.retire(number).map(|backing| Unsettled { backing })
     }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::error::DeviceError;
-use crate::device::file::open::FileSpec;
 use crate::device::file::workers::{Job, Workers};
 
 /// The most stores of a device.
@@ -26,9 +25,10 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// Whether a file on this store's device belongs to it, by its specification.
-    pub(super) fn is_of(&self, spec: &FileSpec) -> bool {
-        match (self, &spec.store) {
+    /// Whether a file on this store's device belongs to it; `named` is the operator's name for the
+    /// file's store.
+    pub(super) fn is_of(&self, named: Option<&str>) -> bool {
+        match (self, named) {
             (Key::Named(name), Some(wanted)) => name == wanted,
             (Key::Device(_), None) => true,
             _ => false,

@@ -191,11 +191,11 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
         assert_eq!(driver.run(at(b, Op::Write), &[b'b'; 4096]).errno, 0);
     }
     // A file that is added again before it was closed is the same, with the same number.
-    device.linger(a);
+    device.keep_open(a);
     assert_eq!(add("a").unwrap(), a);
     assert!(device.retire(a).is_none(), "somebody wants it");
 
-    device.linger(a);
+    device.keep_open(a);
     let unsettled = device.retire(a).unwrap();
     one.turn();
     assert!(!device.close(a), "one queue has it, and its data are not settled");
@@ -218,7 +218,7 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     }
     assert_eq!(std::fs::read(path("a")).unwrap()[..4096], [b'a'; 4096]);
     // The path now leads to another file: that is opened, and the old one is not taken back.
-    device.linger(a);
+    device.keep_open(a);
     std::fs::remove_file(path("c")).unwrap();
     assert_eq!(add("c").unwrap(), 3);
     drop((one, two));
@@ -236,7 +236,7 @@ fn a_file_stays_as_long_as_an_operation_names_it() {
     let (device, mut driver) = open(&path("first"), 1 << 20, Direct::Off);
     let (file, _) = device.add(&spec(&path("later"), Some(1 << 20)), |_| Ok(())).unwrap();
     driver.issue(Command { file, ..command(Op::Write, 7, 100) }, &[7; 100], 0);
-    device.linger(file);
+    device.keep_open(file);
     device.retire(file).unwrap().settle();
     driver.queue.follow(&mut driver.ring);
     assert!(!device.close(file));

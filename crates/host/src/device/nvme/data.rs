@@ -37,7 +37,7 @@ enum Source {
     Segment { at: u64, count: u32, is_last: bool },
 }
 
-/// What an SGL descriptor says.
+/// The contents of an SGL descriptor.
 enum Descriptor {
     Data { address: u64, length: u32 },
     Segment { address: u64, length: u32, is_last: bool },

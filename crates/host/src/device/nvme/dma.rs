@@ -1,11 +1,12 @@
-//! The memory that a controller reaches: addresses of a bus, resolved and bounds-checked before
-//! anything is touched.
+//! The memory that a controller reaches: addresses of a bus, which are resolved and checked before
+//! each access.
 //!
 //! A driver names memory by bus addresses (in PRP entries, SGL descriptors and Create Queue
 //! commands), and what they are is the transport's matter: a guest's physical memory, a window set
-//! up by an IOMMU, a table of buffers. The controller asks a [`Dma`] and touches only what that
-//! gives it, so a hostile driver can at worst make it touch what the driver may touch itself. What
-//! is read may be changed at any moment by the other side: it is read once, and then checked.
+//! up by an IOMMU, a table of buffers. The controller resolves each address by a [`Dma`] and
+//! accesses only the memory that it returns. So a hostile driver can at worst make it access memory
+//! that the driver may access itself. The driver may change memory at any moment: the controller
+//! reads each value once, and then checks it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -60,8 +61,7 @@ pub struct Flat {
     _region: crate::io::memory::Region,
 }
 
-// SAFETY: the mapping lives as long as the value; what touches which bytes when is argued by the
-// users.
+// SAFETY: the mapping lives as long as the value; the users argue the order of their accesses.
 unsafe impl Send for Flat {}
 // SAFETY: as above; sharing the value shares an address and a length.
 unsafe impl Sync for Flat {}

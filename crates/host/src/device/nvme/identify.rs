@@ -49,7 +49,7 @@ pub(crate) struct Error {
     pub(crate) nsid: u32,
 }
 
-/// What the SMART log counts.
+/// The counters of the SMART log.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Counters {
     pub(crate) reads: u64,

@@ -2,8 +2,8 @@
 //! works.
 //!
 //! *Memory ordering.* A size is written before the count that covers it (Release), and read after
-//! the count was (Acquire). A size stands alone: a shard that attaches a namespace whose number
-//! another one had tells those who send commands to it by other means.
+//! the count was (Acquire). A size orders nothing else: a shard that reuses the number of a
+//! detached namespace informs the senders of commands by other means.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -25,7 +25,7 @@ impl Namespaces {
         Namespaces { sizes, count: AtomicUsize::new(first.len()) }
     }
 
-    /// How many there are, with gaps between them.
+    /// The number of namespaces, gaps included.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }

@@ -1,14 +1,13 @@
 //! Submission and completion queues in shared memory, and both ends of each.
 //!
 //! A queue is a ring of entries; one side writes at the tail, the other reads at the head, and it
-//! is full when the tail is one behind the head. The tail of a submission queue and the head of a
-//! completion queue are told by doorbells. The tail of a completion queue is not told at all: each
-//! entry has a phase tag that flips with every pass, so an entry whose phase is the one expected is
-//! new.
+//! is full when the tail is one behind the head. Doorbells publish the tail of a submission queue
+//! and the head of a completion queue. Nothing publishes the tail of a completion queue: each entry
+//! has a phase tag that flips with every pass, so an entry whose phase is the one expected is new.
 //!
 //! **Memory order.** An SQE is written before its doorbell is (release) and read after the doorbell
-//! has been (acquire); its place is written again only after a completion told that it was fetched.
-//! A CQE's second word, which has the phase tag, is stored last (release) and looked at first
+//! has been (acquire); its place is written again only after a completion has reported that it was
+//! fetched. A CQE's second word, which has the phase tag, is stored last (release) and read first
 //! (acquire); its place is written again only after the head doorbell has passed it. A driver that
 //! breaks these rules gets nonsense in its own queues, no more: the controller reads each entry
 //! once, with volatile or atomic accesses.
@@ -46,8 +45,8 @@ impl SqEntries {
     pub(crate) fn write(self, index: u16, sqe: &Sqe) {
         let at = self.at(index);
         for (word, value) in sqe.to_words().into_iter().enumerate() {
-            // SAFETY: inside the queue; volatile writes, as the other side may look whenever it
-            // wants.
+            // SAFETY: inside the queue; the writes are volatile because the other side may read at
+            // any time.
             unsafe { at.add(word).write_volatile(value) };
         }
     }
@@ -161,7 +160,7 @@ impl CqHead {
         Some(cqe)
     }
 
-    /// What to ring.
+    /// The value for the head doorbell.
     #[inline]
     pub(crate) fn head(&self) -> u16 {
         self.head
@@ -268,7 +267,7 @@ pub(crate) struct CqTail<E = CqEntries> {
     head: u16,
     /// Entries posted that the driver has not been seen to take.
     filled: u16,
-    /// Those, and entries promised to commands.
+    /// The filled entries and the entries reserved for commands.
     reserved: u16,
     /// The interrupt vector, if it is to interrupt.
     pub(crate) vector: Option<u16>,

@@ -26,7 +26,7 @@ pub const NSID_ALL: u32 = u32::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct Sqe {
-    /// What to do: [`admin`] or [`nvm`].
+    /// The operation: one of [`admin`] or [`nvm`].
     pub opcode: u8,
     /// Fused operation (bits 1:0) and PSDT (bits 7:6).
     pub flags: u8,
@@ -112,13 +112,13 @@ impl Sqe {
 pub struct Cqe {
     /// Dword 0: what the command answers.
     pub result: u32,
-    /// How far the controller has come in the submission queue.
+    /// The controller's head in the submission queue.
     pub sq_head: u16,
     /// The submission queue.
     pub sqid: u16,
     /// The command.
     pub cid: u16,
-    /// How it ended.
+    /// The status of the command.
     pub status: Status,
 }
 
@@ -234,8 +234,8 @@ impl Status {
         self.0 & 0x7ff == 0
     }
 
-    /// For the errno of a backing store. Those without a status of their own go by a
-    /// vendor-specific one.
+    /// For the errno of a backing store. An errno without a status of its own has a vendor-specific
+    /// one.
     pub fn of_errno(errno: i32, is_read: bool) -> Status {
         match errno {
             0 => Status::SUCCESS,

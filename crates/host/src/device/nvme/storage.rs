@@ -1,4 +1,4 @@
-//! What stands behind a controller and carries out what it has fetched.
+//! The storage behind a controller, which carries out the commands that it has fetched.
 
 use fairq_core::{Op, PortSet};
 
@@ -8,8 +8,8 @@ use crate::device::store::Store;
 /// Carries out commands, at once or later. One for each poller of a controller.
 pub trait Storage {
     /// Carries out a piece of a command, whose tag is the controller's slot: the errno (or 0) if it
-    /// is done, `None` if [`finished`](Storage::finished) will tell. `owners` tells the ports that
-    /// the command may have come from.
+    /// is done, `None` if [`finished`](Storage::finished) returns it later. `owners` has the ports
+    /// that the command may have come from.
     ///
     /// # Safety
     /// The memory of the piece must be valid until the piece is done.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A window is set before its command's doorbell is rung (release) and read after the controller
-//! has seen the doorbell (acquire), so relaxed accesses are enough here. It says how long the
-//! memory is, so whatever an entry says, nothing outside is touched.
+//! has seen the doorbell (acquire), so relaxed accesses are enough here. It states the length of
+//! the memory, so no entry can lead to an access outside it.
 
 use std::io;
 use std::ptr::NonNull;

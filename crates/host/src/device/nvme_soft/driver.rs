@@ -25,7 +25,7 @@ use crate::io::clock::Clock;
 /// Entries of the admin queues, each of which is on a page of its own.
 const ADMIN_ENTRIES: u16 = 32;
 const ADMIN_BYTES: usize = 2 * PAGE as usize;
-/// How long an admin command or a reset may take.
+/// The time limit of an admin command or a reset.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the [module's text](self).
@@ -38,7 +38,7 @@ pub(super) struct Driver {
     /// I/O queues of each kind.
     queues: u16,
     layout: Option<Layout>,
-    /// How many shards' queues are open.
+    /// The number of shards whose queues are open.
     open: usize,
     /// The sets that are not out; those that are shared stay in.
     sets: Vec<Option<Hold>>,

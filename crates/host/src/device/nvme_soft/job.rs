@@ -23,10 +23,10 @@ use crate::io::memory::{Buffer, Memory, Region};
 const BOUNCE: u32 = 256 << 10;
 /// Bounce memory of a queue. It is address space until it is needed.
 const BOUNCE_MEMORY: usize = 4 << 20;
-/// How long a job that waits for the guard waits before the next look.
+/// The pause before a job tries to get the guard again, in nanoseconds.
 const RETRY_NS: u64 = 20_000;
 
-/// What the device takes: blocks of `size` bytes, at most `most` bytes at once.
+/// The transfers of the device: blocks of `size` bytes, at most `most` bytes at once.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     pub(super) size: u32,
@@ -71,7 +71,7 @@ enum Piece {
     Changed,
 }
 
-/// What comes next in a job.
+/// The next step of a job.
 pub(super) enum NextPart {
     /// This piece.
     Issue(Command),
@@ -108,7 +108,7 @@ impl Job {
         Job { length: command.length, step, access, ..Job::new(command) }
     }
 
-    /// How the next piece is done, and its length.
+    /// The kind of the next piece, and its length.
     fn cut(&self, blocks: Blocks) -> (Piece, u32) {
         let (at, rest) =
             (self.command.offset + u64::from(self.done), self.command.length - self.done);
@@ -230,7 +230,7 @@ impl Jobs {
         self.blocked.push_back(id);
     }
 
-    /// Whether any job waits for something that no completion tells.
+    /// Whether a job waits for an event that is not a completion.
     #[inline]
     pub(super) fn wait(&self) -> bool {
         !self.blocked.is_empty() || !self.starved.is_empty()

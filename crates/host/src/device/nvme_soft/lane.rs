@@ -1,5 +1,4 @@
-//! What carries commands out for one poller: nothing, memory, or files by way of the poller's own
-//! io_uring.
+//! The storage of one poller: nothing, memory, or files by the poller's own io_uring.
 //!
 //! With files, the shard that has fetched a command puts it on its own ring and gets the kernel's
 //! answer there; it then posts the completion, also if another shard sent the command. So a shard
@@ -104,8 +103,8 @@ impl Lane {
     #[inline]
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         let Lane::File(lane) = self else { return None };
-        // What could not be given to the controller, as somebody else had it, is tried again at
-        // once.
+        // Completions that the controller could not take, because another thread polled it, are
+        // tried again at once.
         if lane.done.is_empty() { lane.queue.deadline_ns() } else { Some(0) }
     }
 

@@ -12,7 +12,7 @@ use fairq_core::{Class, PortId, PortSet};
 /// The least number of queues: one of each weighted class.
 pub(super) const QUEUES_MIN: u16 = 3;
 
-/// How the shards of a run are laid out over the queues of a device.
+/// The assignment of the shards of a run to the queues of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     ports: usize,
@@ -31,7 +31,7 @@ impl Layout {
         Layout { ports, group, has_urgent: sets * 4 <= usize::from(queues) }
     }
 
-    /// How many sets of queues there are.
+    /// The number of sets of queues.
     pub(super) fn sets(self) -> usize {
         self.ports.div_ceil(self.group)
     }

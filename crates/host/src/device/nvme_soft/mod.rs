@@ -9,9 +9,9 @@
 //! batch; completions are taken by looking at the completion queue. The weights of the classes are
 //! set with the Arbitration feature.
 //!
-//! **Polling.** By default the shards themselves, on the way: one that rings or reaps looks whether
-//! there is something to do that no other is doing. With [`Poller::Core`] a thread does nothing
-//! else. A completion for another shard wakes it.
+//! **Polling.** By default the shards poll: a shard that rings or reaps does the controller's work
+//! unless another shard is doing it. With [`Poller::Core`] a thread does nothing else. A completion
+//! for another shard wakes it.
 //!
 //! **Alignment.** The controller has blocks of 512 bytes; requests may have any offset and length
 //! (`job`). Writes of whole blocks and read-modify-write cycles keep apart by the guard that the
@@ -65,9 +65,9 @@ pub use queue::NvmeQueue;
 pub const WINDOW: u16 = 64;
 /// I/O queues of each kind if nobody says.
 pub const QUEUES: u16 = 32;
-/// How many I/O queues of each kind there may be.
+/// The range of the number of I/O queues of each kind.
 pub const QUEUES_RANGE: std::ops::RangeInclusive<u16> = QUEUES_MIN..=QUEUES_MAX;
-/// How many commands may be fetched at a time.
+/// The range of the number of commands that are fetched and not completed.
 pub const WINDOW_RANGE: std::ops::RangeInclusive<u16> = 1..=4096;
 
 /// A controller and what is behind it, as plain data.
@@ -75,7 +75,7 @@ pub const WINDOW_RANGE: std::ops::RangeInclusive<u16> = 1..=4096;
 pub struct NvmeSoftSpec {
     /// Where the data is.
     pub backing: BackingSpec,
-    /// What it is to be as slow as, and what has been written to that before; not over files.
+    /// The drive whose timing it has, and the data written to that drive before; `None` over files.
     pub timing: Option<(Profile, State)>,
     /// The most commands fetched and not completed, in [`WINDOW_RANGE`].
     pub window: u16,
@@ -83,7 +83,7 @@ pub struct NvmeSoftSpec {
     pub queues: u16,
     /// Whether it offers weighted round robin.
     pub wrr: bool,
-    /// What polls it.
+    /// The threads that poll it.
     pub poller: Poller,
 }
 
@@ -109,7 +109,7 @@ pub enum BackingSpec {
     },
 }
 
-/// What polls a controller.
+/// The threads that poll a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Poller {
     /// The shards, on the way.
@@ -126,7 +126,7 @@ pub struct NvmeSoft {
     core: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
-/// What all queues have in common.
+/// The state that all queues share.
 struct Shared {
     controller: Controller<Bus>,
     backing: Backing,
@@ -135,7 +135,7 @@ struct Shared {
     guard: Guard,
     poller: Poller,
     driver: Mutex<Driver>,
-    /// How to wake the shards of the run.
+    /// The wakers of the run's shards.
     wakers: Mutex<Option<Arc<Wakers>>>,
 }
 
@@ -198,9 +198,9 @@ impl NvmeSoft {
     }
 
     /// See [`FileDevice::linger`].
-    pub fn linger_file(&self, number: u16) {
+    pub fn keep_file_open(&self, number: u16) {
         if let Backing::File(device) = &self.shared.backing {
-            device.linger(number);
+            device.keep_open(number);
         }
     }
 
@@ -254,8 +254,8 @@ fn open_backing(spec: &NvmeSoftSpec) -> Result<(Backing, Info), DeviceError> {
         }
         &BackingSpec::Ram { size } => {
             let store = Store::map(size).map_err(|source| DeviceError::Memory { size, source })?;
-            // Only whole blocks are discarded: of what was asked for, the edges may stay as they
-            // are.
+            // Only whole blocks are discarded: a part of a block at the range's ends keeps its
+            // data.
             Ok((Backing::Ram(Arc::new(store)), info("ram", vec![size], 4096, false)))
         }
         BackingSpec::File { files, direct } => {
@@ -388,7 +388,7 @@ fn start_core(shared: &Arc<Shared>) -> io::Result<(Arc<AtomicBool>, JoinHandle<(
     Ok((stop, thread))
 }
 
-/// Polls until told to stop.
+/// Polls until `stop` is set.
 fn run_core(shared: &Shared, mut ring: Ring, mut lane: Lane, stop: &AtomicBool) {
     /// Passes without work after which others who want the CPU get it.
     const PATIENT_PASSES: u32 = 10_000;

@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairq_core::{Class, Op, PortSet};
+use fairq_core::{Op, PortSet};
 
 use super::Shared;
 use super::job::{Blocks, Job, Jobs, NextPart};
 use super::lane::Lane;
-use super::set::{Ended, Owner, Part, Set};
+use super::set::{Ended, Owner, Part, Set, class_index};
 use crate::device::file::inside;
 use crate::device::guard::{Access, Held as Guarded};
 use crate::device::nvme::controller::AWAKE_NS;
@@ -79,8 +79,7 @@ pub struct NvmeQueue {
     hold: Option<Hold>,
     set: usize,
     member: u8,
-    /// What carries commands out when this shard polls; nothing if the controller has a core of its
-    /// own.
+    /// The storage when this shard polls; `None` if the controller has a core of its own.
     lane: Option<Lane>,
     jobs: Jobs,
     /// Commands for which their class has no slot.
@@ -234,17 +233,6 @@ impl NvmeQueue {
     }
 }
 
-/// A number for each class.
-#[inline]
-pub(super) fn class_index(class: Class) -> usize {
-    match class {
-        Class::Urgent => 0,
-        Class::High => 1,
-        Class::Medium => 2,
-        Class::Low => 3,
-    }
-}
-
 impl Queue for NvmeQueue {
     #[inline]
     unsafe fn issue(&mut self, now_ns: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
@@ -342,7 +330,7 @@ impl Queue for NvmeQueue {
                 Part::Piece(_) => ended.push(one),
             }
         }
-        set.tell_taken(&self.shared.controller);
+        set.write_taken(&self.shared.controller);
         drop(set);
         ended.drain(..).for_each(|one| self.end(now_ns, one));
         self.ended = ended;

@@ -15,11 +15,10 @@
 //! in a mailbox, and as the vector wakes all members, each comes for them.
 
 use fairq_core::serial::merge::MOST_PARTS;
-use fairq_core::{Op, Tag};
+use fairq_core::{Class, Op, Tag};
 
 use super::bus::Bus;
 use super::layout::Layout;
-use super::queue::class_index;
 use crate::device::Command;
 use crate::device::guard::Held;
 use crate::device::nvme::controller::Controller;
@@ -48,9 +47,9 @@ const NO_LIST: u16 = u16::MAX;
 /// Entries of the completion queue.
 pub(super) const CQ_ENTRIES: u16 = SET_SLOTS as u16 + 1;
 
-/// So many completions are taken before the controller is told of it: until then it has room for
-/// all slots but these, and if all other places are promised, the completions of those come, and
-/// their taking tells it.
+/// The number of completions that are taken before the head doorbell is written. Until then the
+/// controller lacks room for as many slots only; if all other places are reserved, their
+/// completions arrive, and taking them writes the doorbell.
 const TAKEN_MAX: u16 = CQ_ENTRIES / 16;
 
 /// Bytes of the ranges of a set's discards.
@@ -66,11 +65,11 @@ pub(super) const SET_BYTES: usize = SQ_BYTES * CLASSES + CQ_BYTES + RANGES + LIS
 pub(super) struct Owner {
     /// The number of the part (bits 31:0), the member (39:32) and whether it is a piece (40).
     name: u64,
-    /// What it holds of the guard.
+    /// The part of the guard that it holds.
     pub(super) held: Held,
 }
 
-/// What a command of the controller's is of a command of a shard's.
+/// The part of a shard's command that a command of the controller carries out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
     /// All of it.
@@ -132,9 +131,9 @@ pub(super) struct Set {
     dirty: u64,
     /// The queue of each class.
     index_of: [u8; CLASSES],
-    /// Completions taken that the controller has not been told of.
+    /// Completions taken for which the head doorbell has not been written.
     taken: u16,
-    /// What has ended for each member while another one looked.
+    /// The commands of each member that ended while another member took completions.
     pub(super) mail: Vec<Vec<Ended>>,
 }
 
@@ -291,7 +290,7 @@ impl Set {
 
     /// Tells the controller what has been taken, now and then.
     #[inline]
-    pub(super) fn tell_taken(&mut self, controller: &Controller<Bus>) {
+    pub(super) fn write_taken(&mut self, controller: &Controller<Bus>) {
         if self.taken >= TAKEN_MAX {
             self.taken = 0;
             controller.ring_cq(self.cqid, self.cq.head().into());
@@ -341,5 +340,16 @@ fn entry(command: &Command, cid: u16) -> Sqe {
         cdw11: (lba >> 32) as u32,
         cdw12,
         ..Sqe::default()
+    }
+}
+
+/// A number for each class.
+#[inline]
+pub(super) fn class_index(class: Class) -> usize {
+    match class {
+        Class::Urgent => 0,
+        Class::High => 1,
+        Class::Medium => 2,
+        Class::Low => 3,
     }
 }

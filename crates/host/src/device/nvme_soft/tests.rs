@@ -1,4 +1,5 @@
-//! What is special about the software controller as a device: classes, weights, shared queues.
+//! The properties of the software controller that other devices lack: classes, weights, shared
+//! queues.
 
 use fairq_core::{Class, ClassWeights, Op};
 use fairq_device::{Profile, State};
@@ -24,7 +25,7 @@ fn weights(high: u16, medium: u16, low: u16) -> ClassWeights {
     ClassWeights { high, medium, low }
 }
 
-/// What the controller says it has, high, medium and low.
+/// The weights that the controller reports: high, medium and low.
 fn weights_of(device: &NvmeSoft) -> [u32; 3] {
     let get =
         Sqe { opcode: admin::GET_FEATURES, cdw10: feature::ARBITRATION.into(), ..Sqe::default() };

@@ -26,7 +26,6 @@ use io_uring::{opcode, types};
 use crate::device::Device;
 use crate::io::memory::Region;
 use crate::io::ring::{Asker, Ring, UserData};
-use crate::nbd::serve::front::Connect;
 use crate::nbd::serve::live_request::{LiveRequest, Reply};
 use crate::nbd::serve::pacing::{PATIENCE, Pacing};
 use crate::nbd::serve::survey::{Answer, Question, SurveyClient};
@@ -42,10 +41,12 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::request::PIECE;
 use crate::shard::volume::Volume;
 
+mod accepted;
 mod behind;
 mod ending;
 mod packed;
 
+pub use accepted::{Connect, Pass};
 use behind::Behind;
 use ending::{Closed, Farewell};
 pub use packed::{Packed, Rest};
@@ -60,8 +61,8 @@ const DIRECT_PAYLOAD: u64 = 16 << 10;
 /// Why a request fails that has waited too long for an earlier connection's.
 const LATE: &str =
     "writes of an earlier connection to the same bytes have not ended on the storage";
-/// The most of a payload that one receive takes, in bytes: a batch of orders. What has just been
-/// received is then still in a cache when the device takes it.
+/// The most of a payload that one receive takes, in bytes: a batch of orders. The received bytes
+/// are then still in a cache when the device takes them.
 const PAYLOAD_PART: usize = 8 * PIECE as usize;
 
 /// Bounds of one connection.
@@ -152,15 +153,15 @@ pub struct Conn {
     reads_ahead: bool,
     /// The peer reads nothing: answers are dropped.
     is_unread: bool,
-    /// The client has taken bytes since this was last looked at.
+    /// The client has taken bytes since the last check.
     has_taken: bool,
     /// For how many seconds a client that leaves has been waited for.
     waited_s: u8,
-    /// What it serves has been removed.
+    /// Its tenant has been removed.
     is_detached: bool,
-    /// It has begun a request since this was last looked at.
+    /// It has begun a request since the last check.
     was_used: bool,
-    /// What it has staged has been cancelled, as far as that was possible.
+    /// Its staged requests have been cancelled, as far as that was possible.
     is_cancelled: bool,
     /// It starts no operation on the ring.
     is_halted: bool,
@@ -169,7 +170,7 @@ pub struct Conn {
 /// Kinds of ring operations of a connection, in the low bits of their user data.
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
-/// What a receive waits for before it begins; nothing waits for its end.
+/// The pause before a receive begins; nothing waits for its end.
 const PAUSE: u64 = 2;
 /// The cancellation of one of these; nothing waits for its end, either.
 const CANCEL: u64 = 3;
@@ -246,8 +247,8 @@ impl Conn {
         Conn { gate, ..self }
     }
 
-    /// Takes in as much as there is and as there is room for, then asks for more. Orders that come
-    /// of it are submitted when it has its turn.
+    /// Takes in the received requests for which there is room, and starts the next receive. Their
+    /// orders are submitted in the connection's turn.
     pub fn arrivals(&mut self, ring: &mut Ring, survey: &mut SurveyClient) {
         if self.state == State::Dead {
             return self.discard();
@@ -335,7 +336,7 @@ impl Conn {
         })
     }
 
-    /// What came is no TLS: nothing of it can be believed any more.
+    /// The received bytes are no TLS, so the connection ends.
     fn end_tls(&mut self, error: &rustls::Error) {
         if STRANGERS.allows() {
             tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
@@ -500,7 +501,7 @@ impl Conn {
                 op.queued = false;
                 self.to_submit.pop_front();
                 // A write that failed early is answered when the rest of its payload has come.
-                self.settle(index);
+                self.answer_if_over(index);
                 continue;
             }
             let cookie = cookie(self.index, index);
@@ -511,8 +512,9 @@ impl Conn {
                     continue;
                 }
             };
-            // SAFETY: the memory is a part of the op's buffer, which the op neither touches nor frees until
-            // the order is finished (`finished` counts its orders down to 0 before the op goes on).
+            // SAFETY: the memory is a part of the op's buffer, which the op neither accesses nor
+            // frees until the order is finished (`finished` counts its orders down to 0 before the
+            // op goes on).
             match unsafe { path.submit(now_ns, ring, &order, &[]) } {
                 Ok(()) => {
                     op.orders.submitted();
@@ -533,12 +535,12 @@ impl Conn {
         if op.orders.is_submittable() {
             self.enqueue(index);
         }
-        self.settle(index);
+        self.answer_if_over(index);
     }
 
-    /// Answers an op if nothing more will happen to it. One that stands in `to_submit` is settled
-    /// when it leaves that.
-    fn settle(&mut self, index: u16) {
+    /// Answers an op if nothing more will happen to it. An op in `to_submit` is answered when it
+    /// leaves that list.
+    fn answer_if_over(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
         let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
@@ -597,7 +599,7 @@ impl Conn {
         let free = self.free.len();
         loop {
             if self.state == State::Draining && self.free.len() == self.ops.len() {
-                // The last answer has left: TLS has to be told that nothing follows.
+                // The last answer has been sent, so the TLS session ends.
                 self.incoming.close_tls();
             }
             if self.is_unread {
@@ -616,7 +618,7 @@ impl Conn {
                     break;
                 }
                 self.ready.pop_front();
-                // SAFETY: ops never move, and this one is not touched before `sent` has cleared
+                // SAFETY: ops never move, and this one is not accessed before `sent` has cleared
                 // the outbox and released it.
                 unsafe { op.add_reply(&mut self.outbox) };
                 self.outbox.sending.push(index);
@@ -694,14 +696,14 @@ impl Conn {
                 self.incoming.receive_payload(fd, &mut rest[..PAYLOAD_PART], 0)
             }
             Some(rest) => self.incoming.receive_payload(fd, rest, header),
-            // What follows a large payload may be another one.
+            // Another large payload may follow this one.
             None if self.is_bulky => self.incoming.receive(fd, header),
             None => self.incoming.receive(fd, usize::MAX),
         };
         let Some(entry) = entry else { return };
         let name = |kind| UserData { asker: Asker::Nbd, value: event_value(self.index, kind) };
         // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the
-        // payload goes to; neither is touched or freed while `in_ring` is set, which the event of
+        // payload goes to; neither is accessed or freed while `in_ring` is set, which the event of
         // this operation clears. The message is boxed and changed by the next receive only, and the
         // time is a static.
         unsafe {
@@ -754,7 +756,7 @@ impl Conn {
                     self.has_gone();
                 }
             }
-            // The connection has an event, so the next `arrivals` asks for bytes again.
+            // The connection has an event, so the next `arrivals` starts a receive again.
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
             // The time limit of the pause ran out, which cancels the receive that is chained to it.
             errno if errno == -libc::ECANCELED => self.pacing.gave_up(),

@@ -1,7 +1,6 @@
 //! The NBD front end of a shard: its connections.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -13,55 +12,22 @@ use crate::io::area::Area;
 use crate::io::budget::Budget;
 use crate::io::memory::Region;
 use crate::io::ring::{Event, Ring};
-use crate::nbd::serve::conn::{self, Conn, Limits, Packed, Rest};
+use crate::nbd::serve::conn::{self, Conn, Connect, Limits, Packed, Pass};
 use crate::nbd::serve::survey::SurveyClient;
-use crate::nbd::session::place::Place;
-use crate::nbd::session::revoked::{CertificateId, Revoked};
-use crate::nbd::wire::proto::Negotiated;
+use crate::nbd::session::revoked::Revoked;
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::turns::{Turn, Turns, Weights};
-use crate::shard::volume::Volume;
 use crate::shard::{Front, Meeting, Notice};
 
-/// How much of a connection's memory is registered with the ring: enough for a deep queue of small
-/// requests.
+/// The part of a connection's memory that is registered with the ring, in bytes: enough for a deep
+/// queue of small requests.
 const FIXED_BYTES: usize = 4 << 20;
 
 /// The most memory that idle connections of a shard give back in a second, in bytes: a matter of
 /// some milliseconds, in which the shard does nothing else.
 const GIVEN_BACK: usize = 64 << 20;
 
-/// A connection whose handshake is done.
-pub struct Connect {
-    /// The socket, in blocking mode.
-    pub fd: OwnedFd,
-    /// The TLS session on it.
-    pub tls: Option<Box<rustls::ServerConnection>>,
-    /// What was agreed on.
-    pub negotiated: Negotiated,
-    /// What it serves.
-    pub volume: Volume,
-    /// Under which conditions.
-    pub pass: Pass,
-}
-
-/// What a connection has from the side that accepted it, for as long as it lives.
-#[derive(Default)]
-pub struct Pass {
-    /// When its client's certificate ends, in seconds since 1970; the connection ends then.
-    pub until: Option<u64>,
-    /// The certificates that its client has shown.
-    pub shown: Vec<CertificateId>,
-    /// Its place among its tenant's connections.
-    pub place: Option<Place>,
-    /// Over when every shard has found out which clients of the tenant have ended; requests of this
-    /// one wait until then.
-    pub gate: Option<Arc<Meeting>>,
-    /// What the program before this one has left of it.
-    pub rest: Option<Rest>,
-}
-
-/// What an NBD front end can be told.
+/// A message to an NBD front end.
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
@@ -93,7 +59,7 @@ pub enum Message {
     Arrive {
         /// The gate.
         gate: Arc<Meeting>,
-        /// How many shards there are.
+        /// The number of shards.
         shards: usize,
     },
 }
@@ -102,7 +68,7 @@ pub enum Message {
 pub struct NbdFront {
     conns: Vec<Option<Conn>>,
     passes: Vec<Pass>,
-    /// Where connections ask what their ranges hold.
+    /// The shard's side of the surveyor, for block status requests.
     survey: SurveyClient,
     /// Connections to which something has happened since they were last flushed.
     active: Vec<u32>,
@@ -178,7 +144,7 @@ impl NbdFront {
                 return;
             }
         };
-        // What is registered is memory for as long as the connection lives.
+        // Registered pages stay in memory for as long as the connection lives.
         if path.device().has_fixed_buffers() && region.reserve(FIXED_BYTES) {
             region.prefer_large_pages();
             let (address, length) = region.head(FIXED_BYTES);

@@ -11,7 +11,7 @@ use crate::shard::fence::{Client, Reach};
 use crate::shard::request;
 use crate::shard::volume::{Order, PieceError, Volume};
 
-/// What an op answers.
+/// The reply of an op.
 pub(super) enum Reply {
     /// Not known yet.
     Pending,

@@ -23,13 +23,13 @@ use io_uring::types::Timespec;
 /// The longest pause. Longer than a scheduler's tick, so that setting the timer costs next to
 /// nothing.
 pub(super) static PATIENCE: Timespec = Timespec::new().nsec(5_000_000);
-/// Send buffer to ask the kernel for, in bytes (it doubles the number): what every kernel grants
-/// without privileges, and so large that a quarter of it is work for a while.
+/// The requested size of the send buffer, in bytes (the kernel doubles it). Every kernel grants it
+/// without privileges, and a quarter of it is work for a while.
 pub(crate) const SEND_BUFFER: usize = 212_992;
 /// Batches of single replies after which a client counts as one that has one request in flight.
 const MEMORY: u8 = 64;
 
-/// What is known of one client.
+/// The measurements of one client.
 #[derive(Default)]
 pub(super) struct Pacing {
     /// Above 0 if several replies left together at most so many batches before [`MEMORY`].

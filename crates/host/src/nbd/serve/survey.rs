@@ -1,14 +1,13 @@
-//! What ranges of a file hold, asked of its file system by threads that wait for nobody else.
+//! Reads from file systems which ranges of a file hold data, on threads of their own.
 //!
-//! **Problem.** A block status request is a question to a file system's map, and there is no
-//! telling how long an answer takes: to find the next hole it looks through the file's extents, or
-//! in tmpfs through its pages, up to the end of the file. A shard that waited for it would keep
-//! all clients waiting, and no policy counts that.
+//! **Problem.** A block status request reads a file system's map, and its time has no bound: to
+//! find the next hole, the file system searches the file's extents, or in tmpfs its pages, up to
+//! the end of the file. A shard that waited for it would keep all clients waiting, and no policy
+//! counts that.
 //!
-//! **Model.** One thread for each store, started by its first question, since a store may hang:
-//! it answers all shards, and steps back behind them for the CPU. A connection puts one question at
-//! a time, so that connections take turns whatever they have asked for. The answer comes to the
-//! shard by a channel and wakes it.
+//! **Model.** One thread for each store, started by its first question, since a store may hang: it
+//! answers all shards, and steps back behind them for the CPU. A connection has one question at a
+//! time, so connections take turns. The answer comes to the shard by a channel and wakes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +20,7 @@ use crate::io::wakers::Wakers;
 use crate::shard::pool::step_back;
 use crate::shard::shared::Common;
 
-/// What a connection wants to know.
+/// A question of a connection.
 #[derive(Debug)]
 pub(super) struct Question {
     /// Which connection of the shard, and which of its ops.
@@ -35,7 +34,7 @@ pub(super) struct Question {
     pub(super) most: usize,
 }
 
-/// What it is told.
+/// The answer to a question.
 pub(super) struct Answer {
     pub(super) conn: u32,
     pub(super) op: u16,
@@ -43,7 +42,7 @@ pub(super) struct Answer {
 }
 
 /// A question, and where its answer goes.
-struct Asked {
+struct Sent {
     question: Question,
     shard: usize,
     answers: Sender<Answer>,
@@ -51,7 +50,7 @@ struct Asked {
 
 /// The thread, which ends when there is neither this nor a client.
 pub struct Surveyor {
-    questions: Sender<Asked>,
+    questions: Sender<Sent>,
     thread: JoinHandle<()>,
 }
 
@@ -66,7 +65,7 @@ impl Surveyor {
         Ok(Surveyor { questions, thread })
     }
 
-    /// Where the shard of this index asks.
+    /// The side of the shard of this index.
     pub fn client(&self, shard: usize) -> SurveyClient {
         let (back, answers) = channel();
         SurveyClient { questions: self.questions.clone(), shard, back, answers, open: 0 }
@@ -75,13 +74,13 @@ impl Surveyor {
     /// Waits until it has ended, when all clients are gone.
     pub fn end(self) {
         drop(self.questions);
-        self.thread.join().expect("it only asks the device");
+        self.thread.join().expect("it only queries the device");
     }
 }
 
 /// Gives each question to the thread of its file's store.
-fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Asked>) {
-    let mut threads: BTreeMap<u16, Sender<Asked>> = BTreeMap::new();
+fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Sent>) {
+    let mut threads: BTreeMap<u16, Sender<Sent>> = BTreeMap::new();
     for asked in asked {
         let store = device.store_of(asked.question.file);
         let thread = threads.entry(store).or_insert_with(|| {
@@ -92,7 +91,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
                 .name("fairq-survey".into())
                 .spawn(move || survey(&*device, &wakers, &questions));
             if let Err(error) = started {
-                tracing::error!(%error, "cannot start the thread that asks a store's file systems \
+                tracing::error!(%error, "cannot start the thread that queries a store's file systems \
                                 for their maps");
             }
             sender
@@ -105,9 +104,9 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
     }
 }
 
-fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) {
+fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
     if let Err(error) = step_back() {
-        tracing::debug!(%error, "who asks file systems for their maps does not step back behind \
+        tracing::debug!(%error, "the thread that queries file systems does not step back behind \
          shards");
     }
     for asked in asked {
@@ -117,10 +116,10 @@ fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Asked>) 
     }
 }
 
-impl Asked {
+impl Sent {
     fn answer(self, extents: io::Result<Vec<Extent>>, wakers: &Wakers) {
-        let Asked { question: Question { conn, op, .. }, shard, answers } = self;
-        // A shard that has ended does not hear it.
+        let Sent { question: Question { conn, op, .. }, shard, answers } = self;
+        // A shard that has ended takes no answer.
         let _ = answers.send(Answer { conn, op, extents });
         wakers.wake(shard);
     }
@@ -128,7 +127,7 @@ impl Asked {
 
 /// A shard's side of it.
 pub struct SurveyClient {
-    questions: Sender<Asked>,
+    questions: Sender<Sent>,
     shard: usize,
     back: Sender<Answer>,
     answers: Receiver<Answer>,
@@ -139,14 +138,14 @@ pub struct SurveyClient {
 impl SurveyClient {
     /// Puts a question.
     pub(super) fn ask(&mut self, question: Question) {
-        let asked = Asked { question, shard: self.shard, answers: self.back.clone() };
+        let asked = Sent { question, shard: self.shard, answers: self.back.clone() };
         self.questions.send(asked).expect("it listens as long as there is a client");
         self.open += 1;
     }
 
     /// The next answer, if one has come.
     pub(super) fn answer(&mut self) -> Option<Answer> {
-        // A shard looks each turn: the channel is left alone while no answer can be in it.
+        // This runs in each turn of a shard, so the channel is read only while an answer may come.
         if self.open == 0 {
             return None;
         }

@@ -18,8 +18,8 @@ const INCOMING: usize = 64 << 10;
 const MAX_PIECES: usize = 1000;
 /// Bytes after which a batch is full.
 const MAX_BATCH: usize = 4 << 20;
-/// What TLS makes of replies at a time, in bytes: what it has made is sent before it goes on, so
-/// that a reply of any length takes no more memory than this.
+/// The most bytes of replies that TLS encrypts at a time. They are sent before the next ones are
+/// encrypted, so a reply of any length takes no more memory than this.
 const CIPHER: usize = 256 << 10;
 /// Plain text that TLS is given at a time, in bytes.
 const TLS_PART: usize = 64 << 10;
@@ -30,13 +30,13 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     tls: Option<Tls>,
-    /// What comes before the socket's bytes.
+    /// Bytes that are read before those of the socket.
     replay: Option<SpanReader>,
     /// A receive is under way.
     pub(super) in_ring: bool,
     /// The first so many bytes of the receive go to a payload buffer, not here.
     pub(super) direct: usize,
-    /// What the kernel reads while a receive to two places is in the ring.
+    /// The message header that the kernel reads while a receive to two places is in the ring.
     message: Box<Message>,
 }
 
@@ -51,7 +51,7 @@ unsafe impl Send for Message {}
 
 struct Tls {
     session: Box<ServerConnection>,
-    /// What the socket gave.
+    /// Bytes received from the socket.
     cipher: Box<[u8]>,
     start: usize,
     end: usize,
@@ -143,7 +143,7 @@ impl Incoming {
         self.replay = Some(bytes).filter(|bytes| !bytes.is_empty());
     }
 
-    /// Those that have not come yet.
+    /// The bytes before the socket's that have not been read.
     pub(super) fn replay(&self) -> Option<&SpanReader> {
         self.replay.as_ref()
     }
@@ -235,8 +235,9 @@ impl Tls {
         while self.start < self.end {
             let mut cipher = &self.cipher[self.start..self.end];
             match self.session.read_tls(&mut cipher) {
-                // After the client's good-bye TLS takes nothing more. What comes is dropped, as the
-                // protocol asks: a full buffer would not see that the client goes.
+                // After the client's good-bye TLS takes nothing more. Later bytes are dropped, as
+                // the protocol demands: with a full buffer the server would not notice that the
+                // client leaves.
                 Ok(0) => self.start = self.end,
                 Ok(count) => self.start += count,
                 // It holds as much plaintext as it may: it goes on when that has been read.
@@ -255,12 +256,13 @@ pub(super) struct Outbox {
     /// The first piece not yet sent, or given to TLS.
     first: usize,
     bytes: usize,
-    /// What TLS made of some of the replies, and how much of it has left.
+    /// Some of the replies as TLS encrypted them, and the number of these bytes that have been
+    /// sent.
     cipher: Vec<u8>,
     cipher_sent: usize,
     /// The rest of it, as the kernel wants it named.
     cipher_piece: Option<Box<libc::iovec>>,
-    /// What the kernel reads while a send is in the ring.
+    /// The message header that the kernel reads while a send is in the ring.
     message: Option<Box<libc::msghdr>>,
     /// The ops whose replies are in it.
     pub(super) sending: Vec<u16>,
@@ -286,7 +288,7 @@ impl Outbox {
         self.pieces[self.first..].iter().map(piece).collect()
     }
 
-    /// How much the replies in it are, in bytes.
+    /// The length of the replies in it, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

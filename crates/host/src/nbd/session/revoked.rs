@@ -1,8 +1,8 @@
 //! Certificates that their authority has revoked.
 //!
 //! The handshake refuses them. A connection may last for months, so the certificates of its client
-//! are kept by issuer and serial number ([`shown_by`]), and looked up when the lists are read
-//! again: a lookup needs no signature check, and so little time of a shard.
+//! are kept by issuer and serial number ([`shown_by`]), and compared with the lists when these are
+//! read again: a comparison needs no signature check, and so little time of a shard.
 
 use std::collections::{HashMap, HashSet};
 

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -21,12 +20,12 @@ use crate::io::area::Area;
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::nbd::serve::front::Message as NbdMessage;
-use crate::server::control_thread::{ControlThread, Drain};
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{
     Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
-use crate::server::{AdminError, AttachmentKind, Listen};
+use crate::server::{AdminError, AttachmentKind, Listen, Successor};
+use crate::server::{ControlThread, Drain};
 use crate::shard::Message;
 use crate::shard::halt::Halt;
 
@@ -39,17 +38,6 @@ const ABANDONED: Duration = Duration::from_secs(2);
 
 /// The descriptors that a program opens for itself at its start, at most.
 const DESCRIPTORS: u64 = 512;
-
-/// The program that takes over.
-#[derive(Clone, Debug)]
-pub struct Successor {
-    /// Its path.
-    pub program: PathBuf,
-    /// Its `argv[0]`.
-    pub name: OsString,
-    /// Its arguments; [`Predecessor`] follows the last of them.
-    pub args: Vec<OsString>,
-}
 
 impl Successor {
     /// Executes it with the state in `area`; returns only the error.

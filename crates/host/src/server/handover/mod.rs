@@ -32,14 +32,15 @@ use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::clock::Clock;
 use crate::nbd::serve::conn::Packed;
 use crate::observe::stats::{ShardCounters, TenantStats};
-use crate::server::control_thread::PolicyCounts;
-use crate::server::{Listen, Made};
+use crate::server::Listen;
+use crate::server::calls::Caller;
+use crate::server::schedulers::PolicyCounts;
 
 mod leave;
 mod take;
 
+pub use leave::Predecessor;
 pub(super) use leave::unblock_signals;
-pub use leave::{Predecessor, Successor};
 
 /// The time that the device may take to complete its requests.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
@@ -169,14 +170,6 @@ pub(super) struct LeftDoor {
     pub(super) is_inherited: bool,
     /// The name of a Unix socket that this process has made.
     pub(super) name: Option<PathBuf>,
-}
-
-/// A connection of the control socket, its line, and the answers made so far.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Caller {
-    pub(super) fd: RawFd,
-    pub(super) line: String,
-    pub(super) made: Made,
 }
 
 impl State {

@@ -11,16 +11,17 @@ use tokio::net::UnixStream;
 use crate::device::write_back::WriteBack;
 use crate::io::area::SpanReader;
 use crate::io::budget::Budget;
+use crate::nbd::serve::conn::{Connect, Pass};
 use crate::nbd::serve::conn::{Packed, Rest};
-use crate::nbd::serve::front::{Connect, Message as NbdMessage, Pass};
+use crate::nbd::serve::front::Message as NbdMessage;
 use crate::nbd::session::place::{Connections, Place};
 use crate::observe::interference::{Matrix, empty_matrix};
 use crate::observe::stats::Counted;
-use crate::server::control_thread::ControlThread;
+use crate::server::ControlThread;
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, Role, State, take_copy};
-use crate::server::listen::Listener;
-use crate::server::{AttachmentKind, Listen, Member, ServerError, TenantList, asks, system};
+use crate::server::listeners::Listener;
+use crate::server::{AttachmentKind, Listen, Member, ServerError, TenantList, calls, system};
 use crate::shard::fence::Fences;
 use crate::shard::pool::Shards;
 use crate::shard::volume::Volume;
@@ -115,7 +116,7 @@ impl ControlThread<'_> {
     pub(in crate::server) fn open_left(
         &mut self,
         before: &mut Before,
-        asks: &asks::Asks,
+        calls: &calls::Calls,
     ) -> Result<(), ServerError> {
         let (guests, controllers) =
             (&before.state.guest_directories, &before.state.controller_directories);
@@ -136,14 +137,14 @@ impl ControlThread<'_> {
             }
             let listener = socket.and_then(Listener::of);
             let opened = listener
-                .and_then(|listener| self.open_door(role, &at, is_inherited, listener, asks));
+                .and_then(|listener| self.open_door(role, &at, is_inherited, listener, calls));
             opened.map_err(system("cannot take over a listening socket"))?;
         }
         Ok(())
     }
 
     /// Takes over the connections; this program serves from here on.
-    pub(in crate::server) fn take_over(&mut self, mut before: Before, asks: &asks::Asks) {
+    pub(in crate::server) fn take_over(&mut self, mut before: Before, calls: &calls::Calls) {
         before.commit();
         for door in &before.state.doors {
             let Some(path) = &door.name else { continue };
@@ -165,7 +166,7 @@ impl ControlThread<'_> {
             && let Ok(stream) = UnixStream::from_std(fd.into())
         {
             let timeouts = self.server.config.timeouts;
-            tokio::spawn(asks::go_on(stream, caller, asks.clone(), timeouts));
+            tokio::spawn(calls::go_on(stream, caller, calls.clone(), timeouts));
         }
     }
 

@@ -23,7 +23,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     fn cancel_those(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(UserData) -> bool) {
-        // Tags are used again from the lowest on, so that few places are looked at in vain.
+        // Tags are reused from the lowest on, so few empty places are visited.
         let mut left = self.live.len() - self.free.len();
         let mut has_throttled = false;
         for index in 0..self.live.len() {

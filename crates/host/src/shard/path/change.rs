@@ -57,7 +57,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     /// Takes all requests from the port, which must not be called again: those that it holds go to
-    /// the device, whatever their turn, and it does not hear of those on the device.
+    /// the device in any order, and the end of those on the device is not reported to it.
     #[cold]
     pub fn let_go(&mut self, now_ns: u64, ring: &mut Ring) {
         (self.wait_until_ns, self.blocked) = (None, false);

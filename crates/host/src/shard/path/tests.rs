@@ -113,8 +113,8 @@ impl Bench {
         let piece = Piece { fua, ..Piece::new(op, offset, BLOCK, buffer.memory(), cookie) };
         let order = volume(self.flow).order(&piece).unwrap();
         self.buffers.push(buffer);
-        // SAFETY: the buffers outlive the orders and are not touched before `run` has had them
-        // all back.
+        // SAFETY: the buffers outlive the orders and are not accessed before `run` has got all
+        // orders back.
         unsafe { self.path.submit(0, &mut self.ring, &order, &[]) }.unwrap();
     }
 
@@ -255,7 +255,7 @@ fn an_order_is_its_front_ends() {
     bench.free();
 }
 
-/// A policy's port that lets everything go and notes what it was told.
+/// A policy's port that issues all requests at once and records the calls.
 #[derive(Default)]
 struct Spy(Vec<Request>);
 
@@ -329,8 +329,8 @@ fn volume(flow: FlowId) -> Volume {
     Volume { tenant, flow, file, base, size, read_only: false, block: 1 }
 }
 
-/// What the policy hears is what the tenant is charged for: blocks that a write cuts, the time of
-/// flushes, and orders that the device never sees.
+/// The policy gets the length that the tenant is charged for: blocks that a write cuts, the time of
+/// flushes, and orders that the device never gets.
 #[test]
 fn the_policy_hears_what_a_request_costs() {
     let mut bench = Bench::new(u64::MAX);

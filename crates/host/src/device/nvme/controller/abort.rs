@@ -1,31 +1,19 @@
 //! The Abort command: a command that waits in its queue ends without having been carried out.
 //!
-//! Its entry stays where it is, and when arbitration comes to it, it completes as *aborted*, and
-//! then the Abort that asked for it: so queues empty in their order, and the places promised in
-//! completion queues stay as they are. What has been fetched is with the storage, which cannot take
-//! it back: *not aborted*. Asynchronous event requests end at once.
+//! The entry stays in its queue. When arbitration selects it, it completes as *aborted*, and then
+//! the Abort completes. So queues empty in their order, and the places reserved in completion
+//! queues stay reserved. A command that has been fetched is with the storage, which cannot cancel
+//! it: *not aborted*. Asynchronous event requests end at once.
 
 use fairq_core::PortSet;
 
-use super::admin::{Admin, Answer};
-use super::{Controller, State};
+use super::admin_commands::{Abort, Admin, Answer};
+use super::{ABORTS, Controller, State};
 use crate::device::nvme::dma::Dma;
 use crate::device::nvme::spec::{Sqe, Status};
 
-/// Aborts that may wait at a time (ACL + 1).
-pub(super) const ABORTS: usize = 4;
-
 /// Result of an Abort whose command goes on, or is unknown.
 const NOT_ABORTED: u32 = 1;
-
-/// An Abort that waits for its command's turn.
-pub(super) struct Abort {
-    sqid: u16,
-    /// The command's place in its queue.
-    index: u16,
-    /// Of the Abort itself.
-    cid: u16,
-}
 
 impl Admin {
     /// The Abort that waits for the command at this place of a queue, if one does.
@@ -88,7 +76,8 @@ impl State {
         0
     }
 
-    /// A queue is being deleted: what waits there will never be carried out, as was asked for.
+    /// The queue is being deleted, so the commands that wait in it are never carried out, which is
+    /// what the Abort requests.
     pub(super) fn end_aborts<M: Dma>(
         &mut self,
         controller: &Controller<M>,

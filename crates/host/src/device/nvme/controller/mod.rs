@@ -2,9 +2,8 @@
 //!
 //! **Problem.** To schedule like a real SSD (weighted round robin over classes of queues, a finite
 //! number of commands fetched at a time) before any storage, for any driver, without a thread of
-//! its own. **Model.** Registers and doorbells are plain atomic words: writing one never waits.
-//! What they mean is worked out by whoever [polls](Controller::poll), one at a time, behind a
-//! [`Gate`]:
+//! its own. **Model.** Registers and doorbells are plain atomic words: writing one never waits. The
+//! thread that [polls](Controller::poll) acts on them, one thread at a time, behind a [`Gate`]:
 //!
 //! ```text
 //!   poll: completions of the storage ─▶ events of the timing model, in their order, each freeing a slot for the next
@@ -22,9 +21,9 @@
 //! - *Interrupts.* A completion adds the ports behind its queue's vector to the poller's `wake`. If
 //!   the next event comes earlier than sleepers could know, all who have commands here are woken to
 //!   set their alarms anew.
-//! - *Reset* (CC.EN to 0): nothing more is fetched or posted; when what is with the storage is
-//!   done, the queues are gone and CSTS.RDY clears. So memory is never touched after a reset has
-//!   ended.
+//! - *Reset* (CC.EN to 0): nothing more is fetched or posted; when the storage has ended its
+//!   commands, the queues are gone and CSTS.RDY clears. So the controller never accesses memory
+//!   after a reset has ended.
 //!
 //! **Hostile drivers.** Entries are read once and checked; addresses are resolved by [`Dma`]; queue
 //! identifiers, sizes and doorbells are checked; every list that is followed has a bound. Nothing
@@ -57,12 +56,12 @@ use crate::device::nvme::storage::Storage;
 use crate::io::memory::Memory;
 
 mod abort;
-mod admin;
-mod io;
+mod admin_commands;
+mod io_commands;
 #[cfg(test)]
 mod tests;
 
-use admin::Admin;
+use admin_commands::Admin;
 
 /// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and
 /// wait for somebody with a storage, and one for what no storage is needed for: the admin queue and
@@ -73,6 +72,10 @@ const FETCH: u64 = 1 << 62;
 const QUEUES: usize = 62;
 /// The most I/O queues of each kind.
 pub const QUEUES_MAX: u16 = QUEUES as u16 - 1;
+/// Aborts that may wait at a time (ACL + 1).
+const ABORTS: usize = 4;
+/// Asynchronous event requests that are kept (AERL + 1).
+const EVENT_REQUESTS: usize = 4;
 /// The most entries of a queue.
 pub const ENTRIES_MAX: u16 = 4096;
 /// Interrupt vectors.
@@ -85,7 +88,7 @@ pub const AWAKE_NS: u64 = 30_000;
 /// No event is due.
 const NEVER: u64 = u64::MAX;
 
-/// What a controller is.
+/// The properties of a controller.
 pub struct Options {
     /// The namespaces; their sizes are multiples of 512.
     pub namespaces: Arc<Namespaces>,
@@ -99,8 +102,8 @@ pub struct Options {
     pub volatile_cache: bool,
     /// Whether deallocated blocks read as zeroes.
     pub discard_zeroes: bool,
-    /// What it is to be as slow as, and what has been written to that before; as fast as it can if
-    /// nothing.
+    /// The drive whose timing it has, and the data written to that drive before; `None` for no
+    /// delays.
     pub timing: Option<(Profile, profile::State)>,
 }
 
@@ -120,8 +123,8 @@ pub struct Controller<M> {
     state: UnsafeCell<State>,
 }
 
-// SAFETY: `state` is touched only by who is inside the gate, which lets one in at a time and orders
-// them; the rest is atomic or not changed.
+// SAFETY: only the thread inside the gate accesses `state`; the gate lets one thread in at a time
+// and orders them. The other fields are atomic or do not change.
 unsafe impl<M: Dma> Sync for Controller<M> {}
 // SAFETY: as above; nothing belongs to a thread.
 unsafe impl<M: Dma> Send for Controller<M> {}
@@ -142,7 +145,7 @@ struct Doorbells {
     cq_head: CachePadded<AtomicU32>,
 }
 
-/// What only who is inside the gate touches.
+/// The state that only the thread inside the gate accesses.
 struct State {
     options: Options,
     phase: Phase,
@@ -182,13 +185,13 @@ struct Slot {
     flushes: u32,
 }
 
-/// What a command does next.
+/// The next step of a command.
 enum Step {
     Piece(Command),
     End(Status),
 }
 
-/// What the functions of one poll have in common.
+/// The arguments that all functions of a poll share.
 struct Context<'a, M, S> {
     controller: &'a Controller<M>,
     storage: &'a mut S,
@@ -321,8 +324,8 @@ impl<M: Dma> Controller<M> {
     /// Writes the head doorbell of a completion queue.
     #[inline]
     pub fn ring_cq(&self, cqid: u16, head: u32) {
-        // Written, then looked: the controller notes that it waits, and then looks at the head once
-        // more.
+        // The driver first writes its head and then reads whether the controller waits; the
+        // controller first publishes that it waits and then reads the head again.
         self.doorbells[usize::from(cqid)].cq_head.swap(head, Ordering::SeqCst);
         if self.crowded.load(Ordering::SeqCst) >> cqid & 1 != 0 {
             self.gate.ring(CONTROL);
@@ -392,8 +395,7 @@ impl<M: Dma> Controller<M> {
         }
     }
 
-    /// Tells the time of the next event. Who knew of a later one only, and is far enough from that
-    /// to sleep, is woken.
+    /// Publishes the time of the next event. Ports that sleep until a later event are woken.
     #[inline]
     fn publish(&self, state: &State, now_ns: u64, wake: &mut PortSet) {
         let next_ns = state.next_ns();
@@ -473,7 +475,8 @@ impl State {
         }
     }
 
-    /// What needs no storage: the configuration, room in completion queues, and admin commands.
+    /// Does the work that needs no storage: the configuration, room in completion queues, and admin
+    /// commands.
     #[cold]
     fn control<M: Dma>(&mut self, controller: &Controller<M>, wake: &mut PortSet, now_ns: u64) {
         self.configure(controller);
@@ -526,7 +529,7 @@ impl State {
             registers.csts.store(CSTS_FATAL, Ordering::Release);
             return;
         };
-        // Whatever was written to them before means nothing.
+        // Values that were written to doorbells before are discarded.
         for doorbells in &controller.doorbells {
             doorbells.sq_tail.store(0, Ordering::Relaxed);
             doorbells.cq_head.store(0, Ordering::Relaxed);
@@ -579,8 +582,8 @@ impl State {
             cq.see(head.load(Ordering::SeqCst));
             granted += cq.reserve(sq.held - granted);
             if granted < sq.held {
-                // Noted, then looked: the driver writes its head, and then looks whether it is
-                // waited for.
+                // The controller first publishes that it waits and then reads the head again; the
+                // driver first writes its head and then reads whether the controller waits.
                 controller.crowded.fetch_or(1 << sq.cqid, Ordering::SeqCst);
                 cq.see(head.load(Ordering::SeqCst));
                 granted += cq.reserve(sq.held - granted);

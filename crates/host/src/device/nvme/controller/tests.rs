@@ -641,8 +641,8 @@ fn hostile() -> impl Strategy<Value = Sqe> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Nothing that is written makes it panic or touch what it may not (the mapping ends with the
-    /// memory), and after a reset it works as ever.
+    /// No written value makes the controller panic or access memory outside its own (the mapping
+    /// ends with the memory), and after a reset it works.
     #[test]
     fn hostile_drivers_hurt_only_themselves(
         entries in prop::collection::vec((any::<bool>(), hostile(), prop::option::weighted(0.1, any::<(u8, u32)>())), 1..60),

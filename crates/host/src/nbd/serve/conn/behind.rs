@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// The key of the part of the client's stream that is not yet read. Those of ops are their indexes.
+/// The key of the part of the client's stream that is not yet read. The key of an op is its index.
 const STREAM: u32 = u32::MAX;
 
 /// An op that waits.
@@ -14,8 +14,8 @@ pub(super) struct Behind {
 }
 
 impl Conn {
-    /// The client has ended. What it has under way that changes data stands before the requests of
-    /// others until it is over, and so does what is still to be read of its stream.
+    /// The client has ended. Its requests that change data and are under way stand before the
+    /// requests of others until they have ended, and so does the unread part of its stream.
     pub(super) fn leave(&mut self) {
         if self.client.end() {
             let mut is_free = vec![false; self.ops.len()];
@@ -34,8 +34,8 @@ impl Conn {
         }
     }
 
-    /// Whether an op has to wait; it is noted among those that do then. Those that wait are
-    /// submitted in their order, so the next one waits for the first.
+    /// Whether an op has to wait; it is noted among those that do then. Waiting ops are submitted
+    /// in their order, so each waits for the first.
     pub(super) fn goes_behind(&mut self, index: u16) -> bool {
         if !self.client.is_fenced() {
             return false;

@@ -1,11 +1,11 @@
 //! The end of a connection: no client keeps its place by not caring.
 //!
-//! | the client | what it has asked for |
+//! | the client | its requests |
 //! |---|---|
-//! | says good-bye and reads | is done and answered, however long the device takes |
-//! | says good-bye and does not read | is given up after [`FAREWELL_S`] without a byte taken |
-//! | says good-bye and has gone | is done for [`FAREWELL_S`], as the protocol demands of a good-bye |
-//! | has gone without a word | is given up when its stream has been read to its end |
+//! | says good-bye and reads | are done and answered, however long the device takes |
+//! | says good-bye and does not read | are given up after [`FAREWELL_S`] without a byte taken |
+//! | says good-bye and has gone | are done for [`FAREWELL_S`], as the protocol demands of a good-bye |
+//! | has gone without a word | are given up when its stream has been read to its end |
 //! | ends its stream, and may still read | is done and answered for [`FAREWELL_S`] |
 //! | ends its stream or says good-bye behind requests that have no room, and does not read | is \
 //! given up after [`FAREWELL_S`] without a byte taken |
@@ -17,20 +17,20 @@
 //! end once a second, and whenever another client of the tenant connects. After a second without
 //! room, or after a refused answer, it receives what its buffer takes, to find a good-bye there.
 //!
-//! TCP cannot tell the last two apart before an answer has been refused. What is given up and
-//! staged is cancelled; what is on the device runs to its end, since the device has its memory, and
-//! the connection's place is given back then.
+//! TCP does not distinguish the last two before an answer has been refused. A staged request that
+//! is given up is cancelled. A request on the device runs to its end, because the device has its
+//! memory; the connection's place is given back then.
 
 use fairq_core::FlowId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 
-/// How long a client that leaves is waited for, in seconds: for its next byte if it takes its
+/// The time for which a leaving client is waited for, in seconds: for its next byte if it takes its
 /// answers, in all if it takes none.
 const FAREWELL_S: u8 = 5;
 
-/// How a client has left.
+/// The way in which a client has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Farewell {
     /// It has not.
@@ -56,7 +56,7 @@ impl Conn {
         self.volume.flow == flow
     }
 
-    /// Its flow is no more. What it has asked for is answered, unless it is to be cut off.
+    /// Its flow has been removed. Its requests are answered, unless it is to be cut off.
     pub fn detach(&mut self, cut_off: bool) {
         self.is_detached = true;
         if cut_off { self.hang_up() } else { self.drain() }
@@ -178,9 +178,9 @@ impl Conn {
         }
     }
 
-    /// A second has passed: looks whether the client is still there, and gives memory back that was
-    /// not used in that time, about `allowance` bytes of it at the most. True if the connection may
-    /// have something to do.
+    /// A second has passed: checks whether the client is still there, and gives back memory that
+    /// was not used in that time, about `allowance` bytes of it at the most. True if the connection
+    /// may have something to do.
     pub fn second(&mut self, allowance: &mut usize) -> bool {
         if !std::mem::take(&mut self.was_used) && self.region.is_unused() && *allowance > 0 {
             *allowance = allowance.saturating_sub(self.region.give_back());
@@ -200,7 +200,7 @@ impl Conn {
             self.hang_up();
         }
         let has_late = self.fail_late();
-        // One that waits for memory gets it from another's, which does not tell.
+        // A connection that waits for memory gets it from another one, which gives no notice.
         self.is_stalled() || has_late || was != (self.state, self.is_unread)
     }
 
@@ -234,7 +234,7 @@ impl Conn {
             self.intake = Intake::Header;
             let op = &mut self.ops[usize::from(index)];
             op.orders.fail(libc::ECONNRESET);
-            // One with pieces to submit is settled when it is looked at for that.
+            // An op with pieces to submit is answered when its turn to submit comes.
             if op.orders.outstanding() == 0 && !op.queued {
                 self.release(index);
             }
@@ -248,7 +248,7 @@ impl Conn {
             let op = &mut self.ops[usize::from(index)];
             op.queued = false;
             op.orders.fail(libc::ECONNRESET);
-            self.settle(index);
+            self.answer_if_over(index);
         }
         self.ready.append(&mut self.to_ask);
         while let Some(index) = self.ready.pop_front() {

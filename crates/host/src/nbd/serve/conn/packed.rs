@@ -1,9 +1,9 @@
 //! A connection that goes from one program to the next, in the same process.
 //!
-//! What a client has sent and has not got a whole answer to becomes a stream of requests again,
-//! which the next program reads before it reads the socket; what has been answered and has not left
-//! becomes bytes that it sends first. So a request that was carried out in part is carried out once
-//! more: its client has no answer, and nobody may rely on what of it is there.
+//! The client's requests without a whole answer become a stream of requests again, which the next
+//! program reads before it reads the socket. Answers that have not been sent become bytes that it
+//! sends first. So a request that was carried out in part is carried out once more: its client has
+//! no answer, and nobody may rely on what of it is there.
 //!
 //! ```text
 //!   requests without an answer ─ the one whose payload is coming ─ unread bytes │ the socket
@@ -28,21 +28,21 @@ pub struct Packed {
     pub fd: RawFd,
     /// Its tenant's number.
     pub tenant: u16,
-    /// What was agreed on.
+    /// The result of the handshake.
     pub negotiated: Negotiated,
-    /// What is to be read before the socket.
+    /// Bytes that are read before those of the socket.
     pub input: Span,
-    /// What is to be sent first.
+    /// Bytes that are sent first.
     pub output: Span,
     /// Its client has ended: what it has sent stands before the requests of others.
     pub has_ended: bool,
 }
 
-/// What a connection begins with that was packed.
+/// The beginning of a connection that was packed.
 pub struct Rest {
-    /// What is to be read before the socket.
+    /// Bytes that are read before those of the socket.
     pub input: SpanReader,
-    /// What is to be sent first.
+    /// Bytes that are sent first.
     pub output: Box<[u8]>,
     /// Its client has ended.
     pub has_ended: bool,
@@ -79,7 +79,7 @@ impl Conn {
     }
 
     /// Ends it: what has not been submitted is answered by `ESHUTDOWN`, and so is what was
-    /// cancelled. What its socket does not take at once is lost.
+    /// cancelled. Bytes that its socket does not take at once are lost.
     pub(in crate::nbd) fn end_bound<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -146,7 +146,7 @@ impl Conn {
             }
         }
         if self.state == State::Draining && self.farewell == Farewell::GoodBye {
-            // What came behind the good-bye is not read.
+            // Bytes behind the good-bye are not read.
             pieces.push(self.header(&LiveRequest::idle().request));
         } else {
             pieces.push(Piece::Bytes(self.incoming.bytes().into()));

@@ -18,7 +18,7 @@ fn ask(foreign: &mut Foreign, sqes: &[Sqe]) {
     foreign.poll();
 }
 
-/// What has been answered of the admin commands: identifier, status, result.
+/// The completions of admin commands: identifier, status, result.
 fn answers(foreign: &mut Foreign) -> Vec<(u16, Status, u32)> {
     let answers = std::iter::from_fn(|| foreign.admin.cq.pop())
         .map(|cqe| (cqe.cid, cqe.status, cqe.result))

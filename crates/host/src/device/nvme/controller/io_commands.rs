@@ -1,4 +1,4 @@
-//! I/O commands: what an entry asks for, checked, and cut into pieces that the storage takes.
+//! I/O commands: the request in an entry is checked and cut into pieces that the storage takes.
 
 use fairq_core::Op;
 
@@ -100,7 +100,7 @@ impl Slot {
         Ok(())
     }
 
-    /// What to do next, given that all before is done.
+    /// The next step, when all earlier ones are done.
     // Always: the command in the answer is then never put together in memory.
     #[inline(always)]
     pub(super) fn step(&mut self, namespaces: &Namespaces, dma: &impl Dma) -> Step {

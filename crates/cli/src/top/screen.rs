@@ -10,7 +10,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use super::order::Order;
-use crate::look::{Group, LastSecond, LatencyTarget, Look, Tenant};
+use crate::view::{
+    ClassWeights, DepthState, Group, LastSecond, LatencyTarget, Look, PolicyState, TenantRow,
+};
 
 /// Width of a bar, in columns.
 const BAR: usize = 12;
@@ -20,6 +22,8 @@ const SLOTS: usize = 8;
 const WIDE: u16 = 110;
 /// The same with latency targets.
 const WIDE_WITH_TARGETS: u16 = 120;
+/// The most lines about stores, if there are several.
+const STORE_LINES: usize = 4;
 /// The most lines about groups.
 const PROMISED_LINES: usize = 3;
 /// The most lines about missed targets.
@@ -93,57 +97,74 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
     first += &format!(" · {}", status.device);
     let second =
         format!("{} · {} IOPS · {}", status.policy, show_count(iops), show_bandwidth(bytes));
-    let mut third = Vec::new();
-    if let (None, Some(depth)) = (state.slots, &state.depth) {
-        third.push(format!("the device is busy with {}", depth.slots));
-    }
-    if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
-        // Rounded up, so that a single slot in use is visible.
-        let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
-        third.push(format!(
-            "D {}{} {used}/{slots}",
-            "▪".repeat(filled),
-            "·".repeat(SLOTS - filled)
-        ));
-        if let Some(depth) = &state.depth {
-            third.push(match &depth.state[..] {
-                "found" => format!(
-                    "{} fill the device ({} IOPS, {})",
-                    depth.slots,
-                    show_count(depth.requests_per_s as f64),
-                    show_bandwidth(depth.bytes_per_s as f64)
-                ),
-                "searching" => "D is being found".into(),
-                "alone" => "no D for one tenant".into(),
-                _ => "all is on the device".into(),
-            });
-        }
-    }
+    let mut third = of_policy(state);
     let targets = look.tenants.iter().filter_map(|tenant| tenant.latency_target.as_ref());
     if let Some(bound) = targets.filter_map(|target| target.slots_bound).min() {
         third.push(format!("held to {bound} for latency targets"));
     }
-    if let Some(weights) = &state.class_weights {
-        let of = |class: &str| weights.get(class).copied().unwrap_or(0);
-        third.push(format!("H/M/L {}/{}/{}", of("high"), of("medium"), of("low")));
+    if let Some(ClassWeights { high, medium, low }) = state.class_weights {
+        third.push(format!("H/M/L {high}/{medium}/{low}"));
     }
     let stores = &look.status.stores;
     if stores.len() > 1 {
-        third.push(format!("{} stores, weights count within each", stores.len()));
+        third.push(format!("{} stores, weights and shares count within each", stores.len()));
     }
     for store in stores.iter().filter(|store| store.stuck) {
         // At the front, because the screen cuts off the end of the line.
         third.insert(0, format!("STUCK: {} for {:.0} s", store.name, store.oldest_s));
     }
-    if let Some(spread) = state.virtual_time_spread {
-        third.push(format!("foremost {} ahead of virtual time", show_size(spread)));
-    }
+    third.extend(ahead(state));
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let mut lines =
         vec![Line::styled(first, bold), Line::raw(second), Line::raw(third.join(" · "))];
+    // Each of several stores has a policy of its own.
+    for store in stores.iter().filter(|_| stores.len() > 1).take(STORE_LINES) {
+        let state = &store.policy_state;
+        let parts: Vec<String> = of_policy(state).into_iter().chain(ahead(state)).collect();
+        let is_chosen = store_of(look, screen) == Some(&*store.name);
+        let mark = if is_chosen { "▸" } else { " " };
+        lines.push(Line::raw(format!("{mark} {}: {}", store.name, parts.join(" · "))));
+    }
     lines.extend(promised(look, screen, width).into_iter().map(Line::raw));
     lines.extend(missed(look, screen, width).into_iter().map(|line| Line::styled(line, bold)));
     lines
+}
+
+/// The store of the selected tenant.
+fn store_of<'a>(look: &'a Look, screen: &Screen) -> Option<&'a str> {
+    look.tenants.get(screen.selected)?.store.as_deref()
+}
+
+/// The slots of a policy, and the reason for D.
+fn of_policy(state: &PolicyState) -> Vec<String> {
+    let mut parts = Vec::new();
+    if let (None, Some(depth)) = (state.slots, &state.depth) {
+        parts.push(format!("the device is busy with {}", depth.slots));
+    }
+    if let (Some(slots), Some(used)) = (state.slots, state.slots_in_use) {
+        // Rounded up, so that a single slot in use is visible.
+        let filled = (used as usize * SLOTS).div_ceil(slots.max(1) as usize).min(SLOTS);
+        let empty = SLOTS - filled;
+        parts.push(format!("D {}{} {used}/{slots}", "▪".repeat(filled), "·".repeat(empty)));
+        parts.extend(state.depth.as_ref().map(|depth| match depth.state {
+            DepthState::Found => format!(
+                "{} fill the device ({} IOPS, {})",
+                depth.slots,
+                show_count(depth.requests_per_s as f64),
+                show_bandwidth(depth.bytes_per_s as f64)
+            ),
+            DepthState::Searching => "D is being found".into(),
+            DepthState::Alone => "no D for one tenant".into(),
+            _ => "all is on the device".into(),
+        }));
+    }
+    parts
+}
+
+/// The distance of the foremost request from virtual time.
+fn ahead(state: &PolicyState) -> Option<String> {
+    let spread = state.virtual_time_spread?;
+    Some(format!("foremost {} ahead of virtual time", show_size(spread)))
 }
 
 /// The lines about groups and about the selected tenant's promises.
@@ -168,7 +189,7 @@ fn promised(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
 /// The missed latency targets with their causes: the selected tenant's in full, or else the first
 /// one's.
 fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
-    let target = |tenant: &'_ Tenant| tenant.latency_target.clone().filter(|of| of.is_missed());
+    let target = |tenant: &'_ TenantRow| tenant.latency_target.clone().filter(|of| of.is_missed());
     let mut missed: Vec<(&str, LatencyTarget)> =
         look.tenants.iter().filter_map(|tenant| Some((&*tenant.name, target(tenant)?))).collect();
     // The sort is stable: after the selected tenant the others keep their order.
@@ -267,7 +288,7 @@ impl Column {
     }
 
     /// The column's text for a tenant.
-    fn text(self, tenant: &Tenant, width: usize) -> String {
+    fn text(self, tenant: &TenantRow, width: usize) -> String {
         match (self, tenant.last_second) {
             (Column::Name, _) => tenant.name.clone(),
             (Column::Weight, _) => tenant.weight.to_string(),
@@ -284,14 +305,14 @@ impl Column {
     }
 
     /// The column's text for an active tenant.
-    fn active(self, tenant: &Tenant, last: &LastSecond) -> String {
+    fn active(self, tenant: &TenantRow, last: &LastSecond) -> String {
         match self {
             Column::Bar => bar(last.share, last.entitled),
             Column::Share => show_percent(last.share),
             Column::Iops => show_count(last.iops),
             Column::Bandwidth => show_bandwidth(last.bytes_per_s),
-            Column::P50 => show_duration(last.p50_ns),
-            Column::P99 => show_duration(last.p99_ns),
+            Column::P50 => show_duration(last.p50_ns as f64),
+            Column::P99 => show_duration(last.p99_ns as f64),
             Column::Staged => show_duration(last.staged_ns),
             Column::Device => show_duration(last.device_ns),
             Column::Queue => {
@@ -495,6 +516,7 @@ mod tests {
             completed: 10_000,
             late: 312,
             slots_bound: (state != "met").then_some(5),
+            ..LatencyTarget::default()
         };
         let cause = "the other tenants would have less than 50% of what weights give them: raise \
                      latency, lower floor, or give it more weight";
@@ -546,6 +568,31 @@ mod tests {
         .unwrap();
         let text = text(&look, &Screen::default(), 100, 8);
         assert!(text.contains("· 12 fill the device (20.0 k IOPS, 81.9 MB/s) ·"), "\n{text}");
+    }
+
+    #[test]
+    fn each_of_several_stores_has_a_line_of_its_own() {
+        let mut look = look();
+        let store = |name: &str, slots: u64| {
+            json!({
+                "name": name,
+                "policy_state": {
+                    "slots": slots, "slots_in_use": 1, "virtual_time_spread": 4096,
+                    "depth": { "slots": 3, "state": "searching" },
+                },
+            })
+        };
+        look.status.stores =
+            serde_json::from_value(json!([store("fast", 4), store("slow", 16)])).unwrap();
+        look.status.policy_state = serde_json::from_value(json!({ "slots": 20 })).unwrap();
+        look.tenants[0].store = Some("slow".into());
+        let text = text(&look, &Screen::default(), 100, 10);
+        let lines = [
+            "2 stores, weights and shares count within each",
+            "  fast: D ▪▪······ 1/4 · D is being found · foremost 4.00 KiB ahead of virtual time",
+            "▸ slow: D ▪······· 1/16 · D is being found · foremost 4.00 KiB ahead of virtual time",
+        ];
+        assert_eq!(text.lines().skip(2).take(3).collect::<Vec<_>>(), lines, "\n{text}");
     }
 
     #[test]

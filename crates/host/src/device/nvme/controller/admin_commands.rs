@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use fairq_core::{Op, PortSet};
 use fairq_device::{Arbitration, QueueIndex};
 
-use super::abort::{ABORTS, Abort};
-use super::{Controller, ENTRIES_MAX, Options, QUEUES, State, VECTORS, VERSION, class_of_qprio};
+use super::{
+    ABORTS, Controller, ENTRIES_MAX, EVENT_REQUESTS, Options, QUEUES, State, VECTORS, VERSION,
+    class_of_qprio,
+};
 use crate::device::Command;
 use crate::device::nvme::data::{self, Transfer};
 use crate::device::nvme::dma::{Dma, queue_memory};
@@ -17,14 +19,21 @@ use crate::device::nvme::spec::{
     CQE, LBA_SHIFT, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log,
 };
 
-/// Asynchronous event requests that are kept (AERL + 1).
-pub(super) const EVENT_REQUESTS: usize = 4;
 /// MDTS: 2^13 pages, 32 MiB, which is the most that a read or write can name anyway.
 const MDTS: u8 = 13;
 /// The logs that there are.
 const LOGS: [u8; 4] = [log::SUPPORTED, log::ERROR, log::SMART, log::FIRMWARE];
 
-/// What admin commands have set up, and what they report.
+/// An Abort that waits for its command's turn.
+pub(super) struct Abort {
+    pub(super) sqid: u16,
+    /// The command's place in its queue.
+    pub(super) index: u16,
+    /// Of the Abort itself.
+    pub(super) cid: u16,
+}
+
+/// The state that admin commands have set, and the logs that they return.
 pub(super) struct Admin {
     /// Commands to fetch.
     pub(super) waiting: u32,
@@ -44,7 +53,7 @@ pub(super) struct Admin {
     pub(super) counters: identify::Counters,
 }
 
-/// What comes of an admin command.
+/// The outcome of an admin command.
 pub(super) enum Answer {
     Now(u32),
     /// When something else is done.
@@ -342,7 +351,8 @@ impl State {
                 self.admin.granted = wanted.min(self.options.queues.into()) as u16;
                 Ok(self.number_of_queues())
             }
-            // What is written is not cached here, or always: there is nothing to switch.
+            // The controller either never caches writes or always does, so the feature cannot be
+            // switched.
             feature::VOLATILE_WRITE_CACHE if !self.options.volatile_cache => {
                 Err(Status::INVALID_FIELD)
             }

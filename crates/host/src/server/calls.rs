@@ -22,7 +22,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -39,8 +40,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Timeouts;
 use super::crowd::{Crowd, Seat, Watched};
-use super::handover::Caller;
-use super::listen::{Listener, Stream};
+use super::listeners::{Listener, Stream};
 use crate::observe::log_limit::STRANGERS;
 
 /// The longest line, in bytes.
@@ -97,10 +97,18 @@ pub struct Reply {
 /// The answers of the first calls of a batch, `None` for a call that wants no answer.
 pub type Made = Vec<Option<String>>;
 
+/// A connection of the control socket, its line, and the answers made so far.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Caller {
+    pub(super) fd: RawFd,
+    pub(super) line: String,
+    pub(super) made: Made,
+}
+
 /// A request to the control thread.
-pub(super) enum Ask {
+pub(super) enum Call {
     /// A line of the control socket, with the answers made so far, and where the answer goes.
-    Call(Caller, oneshot::Sender<Reply>),
+    Line(Caller, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
@@ -115,19 +123,19 @@ pub type HttpResponse = Response<Answer<Bytes>>;
 pub struct Door(pub SocketAddr);
 
 /// The sender of requests to the control thread.
-pub(super) type Asks = mpsc::Sender<Ask>;
+pub(super) type Calls = mpsc::Sender<Call>;
 
 /// Serves the control socket for ever.
-pub(super) async fn serve_control(listener: Listener, asks: Asks, timeouts: Timeouts) {
+pub(super) async fn serve_control(listener: Listener, calls: Calls, timeouts: Timeouts) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let reserve = Arc::new(Reserve::new());
     loop {
         let permit = permits.clone().acquire_owned().await.expect("never closed");
         match listener.accept(timeouts.peer).await {
             Ok((Stream::Unix(mut stream), _)) => {
-                let (asks, reserve) = (asks.clone(), reserve.clone());
+                let (calls, reserve) = (calls.clone(), reserve.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = control(&mut stream, asks, timeouts).await {
+                    if let Err(error) = control(&mut stream, calls, timeouts).await {
                         tracing::debug!(%error, "a control connection ended");
                     }
                     reserve.take_back(stream);
@@ -178,26 +186,31 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// One connection of the control socket.
-async fn control(stream: &mut UnixStream, asks: Asks, timeouts: Timeouts) -> io::Result<()> {
+async fn control(stream: &mut UnixStream, calls: Calls, timeouts: Timeouts) -> io::Result<()> {
     if !is_ours(stream)? {
         return Ok(());
     }
-    calls(stream, None, asks, timeouts).await
+    serve_calls(stream, None, calls, timeouts).await
 }
 
 /// Goes on with a connection of the control socket that the previous program has left with its last
 /// line unanswered.
-pub(super) async fn go_on(mut stream: UnixStream, caller: Caller, asks: Asks, timeouts: Timeouts) {
-    if let Err(error) = calls(&mut stream, Some(caller), asks, timeouts).await {
+pub(super) async fn go_on(
+    mut stream: UnixStream,
+    caller: Caller,
+    calls: Calls,
+    timeouts: Timeouts,
+) {
+    if let Err(error) = serve_calls(&mut stream, Some(caller), calls, timeouts).await {
         tracing::debug!(%error, "a control connection ended");
     }
 }
 
 /// Answers the lines of a connection; the first line may have been read already.
-async fn calls(
+async fn serve_calls(
     stream: &mut UnixStream,
     mut first: Option<Caller>,
-    asks: Asks,
+    calls: Calls,
     timeouts: Timeouts,
 ) -> io::Result<()> {
     let fd = stream.as_raw_fd();
@@ -205,7 +218,7 @@ async fn calls(
     let mut reader = BufReader::new(reader);
     loop {
         if let Some(caller) = first.take() {
-            answer_call(Caller { fd, ..caller }, &mut writer, &asks, timeouts).await?;
+            answer_call(Caller { fd, ..caller }, &mut writer, &calls, timeouts).await?;
         }
         if reader.fill_buf().await?.is_empty() {
             return Ok(());
@@ -221,18 +234,18 @@ async fn calls(
             continue;
         }
         let caller = Caller { fd, line: line.into_owned(), made: Made::new() };
-        answer_call(caller, &mut writer, &asks, timeouts).await?;
+        answer_call(caller, &mut writer, &calls, timeouts).await?;
     }
 }
 
 async fn answer_call(
     caller: Caller,
     writer: &mut (impl AsyncWrite + Unpin),
-    asks: &Asks,
+    calls: &Calls,
     timeouts: Timeouts,
 ) -> io::Result<()> {
     // There is no answer if the server is ending or the line wants none.
-    if let Some(mut answer) = called(caller, asks, timeouts.call).await {
+    if let Some(mut answer) = called(caller, calls, timeouts.call).await {
         answer.push('\n');
         timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
     }
@@ -241,12 +254,12 @@ async fn answer_call(
 
 /// Makes a call, and repeats it while it is unfinished, for at most `longest`, which counts anew
 /// for each call of a batch; returns the answer.
-async fn called(mut caller: Caller, asks: &Asks, longest: Duration) -> Option<String> {
+async fn called(mut caller: Caller, calls: &Calls, longest: Duration) -> Option<String> {
     let mut deadline = Instant::now() + longest;
     loop {
         let (reply, answer) = oneshot::channel();
         let over = caller.made.len();
-        asks.send(Ask::Call(caller.clone(), reply)).await.ok()?;
+        calls.send(Call::Line(caller.clone(), reply)).await.ok()?;
         let Reply { text, is_unfinished, made } = answer.await.ok()?;
         caller.made = made;
         if is_unfinished && caller.made.len() > over {
@@ -273,7 +286,7 @@ fn is_ours(stream: &UnixStream) -> io::Result<bool> {
 }
 
 /// Serves HTTP for ever.
-pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeouts) {
+pub(super) async fn serve_http(listener: Listener, calls: Calls, timeouts: Timeouts) {
     let crowd = Crowd::new(HTTP_CONNECTIONS);
     loop {
         let stream = match listener.accept(timeouts.peer).await {
@@ -283,10 +296,10 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeout
                 continue;
             }
         };
-        let (asks, (seat, must_leave)) = (asks.clone(), crowd.enter(stream.source()));
+        let (calls, (seat, must_leave)) = (calls.clone(), crowd.enter(stream.source()));
         tokio::spawn(async move {
             tokio::select! {
-                () = welcome(stream, seat, asks, timeouts.http) => {}
+                () = welcome(stream, seat, calls, timeouts.http) => {}
                 Ok(()) = must_leave => {
                     tracing::debug!("an HTTP connection was silent for longest and had to go");
                 }
@@ -296,16 +309,16 @@ pub(super) async fn serve_http(listener: Listener, asks: Asks, timeouts: Timeout
 }
 
 /// Serves HTTP on a connection if its client may use it.
-async fn welcome(stream: Stream, seat: Seat, asks: Asks, patience: Duration) {
+async fn welcome(stream: Stream, seat: Seat, calls: Calls, patience: Duration) {
     match stream {
         Stream::Unix(stream) if is_ours(&stream).unwrap_or(false) => {
-            http(Watched::new(stream, Some(seat)), None, asks, patience).await;
+            http(Watched::new(stream, Some(seat)), None, calls, patience).await;
         }
         Stream::Unix(_) => {}
         // A connection without an address has lost its client.
         Stream::Tcp(stream) => {
             if let Ok(at) = stream.local_addr() {
-                http(Watched::new(stream, Some(seat)), Some(Door(at)), asks, patience).await;
+                http(Watched::new(stream, Some(seat)), Some(Door(at)), calls, patience).await;
             }
         }
     }
@@ -315,12 +328,12 @@ async fn welcome(stream: Stream, seat: Seat, asks: Asks, patience: Duration) {
 async fn http<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     door: Option<Door>,
-    asks: Asks,
+    calls: Calls,
     patience: Duration,
 ) {
     let service = hyper::service::service_fn(move |request| {
-        let asks = asks.clone();
-        async move { Ok::<_, Infallible>(answer(request, door, &asks, patience).await) }
+        let calls = calls.clone();
+        async move { Ok::<_, Infallible>(answer(request, door, &calls, patience).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -335,7 +348,7 @@ async fn http<S: AsyncRead + AsyncWrite + Unpin>(
 async fn answer(
     request: Request<Incoming>,
     door: Option<Door>,
-    asks: &Asks,
+    calls: &Calls,
     patience: Duration,
 ) -> Response<Full<Bytes>> {
     let refuse = |status: StatusCode, text: &'static str| {
@@ -355,7 +368,7 @@ async fn answer(
     if let Some(door) = door {
         request.extensions_mut().insert(door);
     }
-    if asks.send(Ask::Http(Box::new(request), reply)).await.is_ok()
+    if calls.send(Call::Http(Box::new(request), reply)).await.is_ok()
         && let Ok(answer) = answer.await
     {
         let (head, body) = answer.into_parts();
