@@ -161,7 +161,7 @@ fn entry(opcode: u8, nsid: u32, data: u64, cdw10: u32, cdw11: u32, cdw12: u32) -
 ///                                          the second one the length, and the body follows
 /// ```
 ///
-/// Whatever they are, nothing panics, no byte of the disk beside the tenant's changes, and another
+/// For all records, nothing panics, no byte of the disk beside the tenant's changes, and another
 /// guest's controller works meanwhile and afterwards.
 pub fn controller(data: &[u8]) {
     let host = Host::start();

@@ -186,7 +186,7 @@ impl VfioUserFront {
         (0..self.groups.len()).for_each(|index| self.awake(index));
     }
 
-    /// Reads the doorbells of a session, and looks whether its group has ended.
+    /// Reads the doorbells of a session, and drops its group if that has ended.
     fn awake_of(&mut self, session: u32) {
         if let Some(index) = self.of(session).map(|group| group.index()) {
             self.awake(index);

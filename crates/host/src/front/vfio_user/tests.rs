@@ -571,7 +571,7 @@ fn a_submission_queue_is_deleted_under_load() {
         let status = machine.admin(delete(admin::DELETE_CQ, 1)).status;
         assert_eq!(status, Status::INVALID_QUEUE_DELETION);
         assert_eq!(machine.admin(delete(admin::DELETE_SQ, 1)).status, Status::SUCCESS);
-        // What was fetched has ended, and nothing comes later.
+        // The fetched commands have ended, and nothing comes later.
         let mut ended = 0;
         while let Some(cqe) = machine.pairs[0].cq.pop() {
             assert!([Status::SUCCESS, Status::SQ_DELETED].contains(&cqe.status));

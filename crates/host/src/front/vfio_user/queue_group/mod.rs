@@ -333,7 +333,7 @@ impl QueueGroup {
     }
 
     /// Takes nothing more from a submission queue, and drops `reply` when its commands have ended.
-    /// Those that the policy has are to be cancelled.
+    /// The caller cancels the orders that the policy has.
     pub fn delete_sq(&mut self, id: u16, reply: Sender<()>) {
         let Some(sq) = self.sqs.get_mut(usize::from(id)).and_then(Option::as_mut) else { return };
         self.active.retain(|&active| active != id);
