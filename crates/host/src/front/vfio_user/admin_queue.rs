@@ -15,18 +15,16 @@ use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{Arbitration, Mechanism};
 
 use crate::device::nvme::identify::{self, About, oncs};
-use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
 use crate::front::vfio_user::bridge::QUEUES;
+use crate::front::vfio_user::controller_state::{
+    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, Session, VECTORS, VERSION, WARNING,
+};
 use crate::front::vfio_user::decode::{self, MDTS, NSID};
-use crate::front::vfio_user::dialogue::Session;
-use crate::front::vfio_user::nvme_registers::{ENTRIES, VECTORS, VERSION};
 use crate::front::vfio_user::queue_group::{GuestRing, NewCq, NewGroup, NewSq};
 use crate::front::vfio_user::queue_groups::Message;
 
-/// Asynchronous event requests that are kept (AERL + 1).
-const EVENT_REQUESTS: usize = 4;
 /// Aborts at a time (ACL + 1); each ends at once.
 const ABORTS: u8 = 4;
 /// Result of an Abort whose command goes on, or is unknown.
@@ -41,84 +39,11 @@ const NAMESPACE_EVENT: u32 = (log::CHANGED_NAMESPACES as u32) << 16 | 2;
 /// The logs that there are.
 const LOGS: [u8; 6] =
     [log::SUPPORTED, log::ERROR, log::SMART, log::FIRMWARE, log::CHANGED_NAMESPACES, log::EFFECTS];
-/// The warning threshold of the temperature, in kelvin.
-const WARNING: u16 = 350;
-
-/// A completion queue that the guest has created.
-#[derive(Clone, Copy)]
-struct CqPlace {
-    shard: usize,
-    /// Its submission queues.
-    users: u16,
-}
-
-/// The admin queue of an enabled controller, and the properties that its commands have set.
-pub(super) struct AdminQueue {
-    sq: SqHead<GuestRing>,
-    cq: CqTail<GuestRing>,
-    has_posted: bool,
-    mechanism: Mechanism,
-    cqs: [Option<CqPlace>; QUEUES + 1],
-    /// The completion queue of each submission queue.
-    sqs: [Option<u16>; QUEUES + 1],
-    /// I/O queues of each kind that may be created, and whether any has been.
-    granted: u16,
-    has_queues: bool,
-    shadow: Option<[u64; 2]>,
-    arbitration: Arbitration,
-    /// CDW11 of other features, as they were set.
-    error_recovery: u32,
-    thresholds: [u16; 2],
-    coalescing: u32,
-    uncoalesced: u128,
-    atomicity: u32,
-    async_events: u32,
-    event_requests: Vec<u16>,
-    /// The namespace has changed, which the guest has not read yet; and its event has been sent.
-    has_changed: bool,
-    is_notified: bool,
-}
-
 /// The end of an admin command.
 enum Answer {
     Now(u32),
     /// When an event comes.
     Later,
-}
-
-impl AdminQueue {
-    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism) -> AdminQueue {
-        AdminQueue {
-            sq: SqHead::new(sq, 0),
-            cq: CqTail::new(cq, Some(0)),
-            has_posted: false,
-            mechanism,
-            cqs: [None; QUEUES + 1],
-            sqs: [None; QUEUES + 1],
-            granted: QUEUES as u16,
-            has_queues: false,
-            shadow: None,
-            arbitration: Arbitration::RESET,
-            error_recovery: 0,
-            thresholds: [WARNING, 0],
-            coalescing: 0,
-            uncoalesced: 0,
-            atomicity: 0,
-            async_events: 0,
-            event_requests: Vec::with_capacity(EVENT_REQUESTS),
-            has_changed: false,
-            is_notified: false,
-        }
-    }
-
-    /// The shard of a queue.
-    pub(super) fn shard_of(&self, id: u16, is_completion: bool) -> Option<usize> {
-        let cqid = match is_completion {
-            true => id,
-            false => (*self.sqs.get(usize::from(id))?)?,
-        };
-        (*self.cqs.get(usize::from(cqid))?).map(|cq| cq.shard)
-    }
 }
 
 impl Session {

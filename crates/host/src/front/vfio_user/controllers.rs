@@ -4,7 +4,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use fairq_core::FlowId;
@@ -12,20 +12,14 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::front::attach::{Attachment, Disk};
 use crate::front::vfio_user::bridge::Bridge;
-use crate::front::vfio_user::dialogue::{Session, run};
-use crate::front::vfio_user::nvme_registers::{Registers, VECTORS};
+use crate::front::vfio_user::controller_state::{Registers, Session, VECTORS, lock};
+use crate::front::vfio_user::dialogue::run;
 use crate::front::vfio_user::pci_config::PciConfig;
-use crate::front::vfio_user::queue_groups::Message;
+
+pub use crate::front::vfio_user::controller_state::Send;
 
 /// Bytes of an entry of the MSI-X table.
 const MSIX_ENTRY: usize = 16;
-
-/// Sends a message to the front end of a shard.
-pub type Send = Arc<dyn Fn(usize, Message) + std::marker::Send + Sync>;
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The controllers of a server.
 #[derive(Default)]

@@ -23,17 +23,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::front::attach::Attachment;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::{FILES, is_eventfd};
-use crate::front::vfio_user::admin_queue::AdminQueue;
 use crate::front::vfio_user::bridge::Bridge;
-use crate::front::vfio_user::controllers::{Send, lock};
+use crate::front::vfio_user::controller_state::{Registers, Session, VECTORS, lock};
 use crate::front::vfio_user::framing::{self, Command, FramingError, TRANSFER, command, word};
-use crate::front::vfio_user::nvme_registers::{Registers, VECTORS};
 use crate::front::vfio_user::pci_config::{self, PciConfig};
 use crate::front::vfio_user::queue_groups::Message;
-use crate::shard::volume::Volume;
 
 const PAGE: u64 = 4096;
 
@@ -87,31 +83,6 @@ impl Refusal {
 
 fn invalid(why: &'static str) -> Refusal {
     Refusal::Because(why, libc::EINVAL)
-}
-
-/// A session, which is one controller.
-pub(super) struct Session {
-    pub(super) number: u32,
-    pub(super) bridge: Arc<Bridge>,
-    pub(super) volume: Volume,
-    pub(super) block: u32,
-    pub(super) preferred: u32,
-    pub(super) shards: usize,
-    pub(super) send: Send,
-    pub(super) attachment: Arc<Attachment>,
-    /// The protocol's version is agreed.
-    pub(super) is_open: bool,
-    pub(super) guest: Arc<Guest>,
-    /// Regions of memory that cannot be reached: address and size.
-    pub(super) blind: Vec<(u64, u64)>,
-    pub(super) config: PciConfig,
-    /// The MSI-X table, which only its writer reads.
-    pub(super) table: Vec<u8>,
-    /// The eventfd of each interrupt vector.
-    pub(super) vectors: Vec<Option<Arc<OwnedFd>>>,
-    pub(super) registers: Registers,
-    /// There while the controller is enabled.
-    pub(super) admin: Option<AdminQueue>,
 }
 
 /// The body of a session's thread. It waits for a command without its state, so that others find

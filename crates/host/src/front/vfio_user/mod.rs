@@ -10,7 +10,8 @@
 //! | module | its content |
 //! |---|---|
 //! | `framing` | the protocol's messages on a socket |
-//! | `controllers`, `bridge` | the controllers of a server, and the state that sessions share with shards |
+//! | `controllers`, `controller_state` | the controllers of a server, and the state of each |
+//! | `bridge` | the state that sessions share with shards |
 //! | `dialogue` | one client: version, memory, interrupts, regions |
 //! | `pci_config` | the PCI configuration space |
 //! | `nvme_registers` | registers and doorbells, enabling and disabling |
@@ -25,6 +26,7 @@
 
 mod admin_queue;
 pub mod bridge;
+mod controller_state;
 pub mod controllers;
 mod decode;
 mod dialogue;

@@ -10,35 +10,17 @@ use fairq_device::Mechanism;
 use crate::device::nvme::spec::{
     CAP_WRR, CC_ENABLE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, PAGE, register,
 };
-use crate::front::vfio_user::admin_queue::AdminQueue;
-use crate::front::vfio_user::bridge::QUEUES;
-use crate::front::vfio_user::dialogue::Session;
+use crate::front::vfio_user::controller_state::{AdminQueue, ENTRIES, Registers, Session, VERSION};
 use crate::front::vfio_user::pci_config::MSIX_TABLE;
 use crate::front::vfio_user::queue_group::GuestRing;
 use crate::front::vfio_user::queue_groups::Message;
 
-/// The most entries of a queue.
-pub(super) const ENTRIES: u16 = 4096;
-/// Interrupt vectors: one for the admin queue and each I/O queue.
-pub(super) const VECTORS: u16 = QUEUES as u16 + 1;
-/// Version 1.4, the last one whose mandatory log pages and data structures are all here.
-pub(super) const VERSION: u32 = 0x0001_0400;
 /// CC.SHN: a shutdown begins.
 const CC_SHUTDOWN: u32 = 3 << 14;
 /// Bytes of the registers before the doorbells.
 const REGISTERS: usize = 0x38;
 const DOORBELLS: usize = register::DOORBELLS as usize;
 const TABLE: usize = MSIX_TABLE as usize;
-
-/// The registers that a guest writes.
-#[derive(Default)]
-pub(super) struct Registers {
-    interrupt_mask: u32,
-    pub(super) cc: u32,
-    aqa: u32,
-    asq: u64,
-    acq: u64,
-}
 
 /// CAP: queues in one piece, weighted round robin, 10 s for changes of CC.EN, the NVM command set.
 fn capabilities() -> u64 {
