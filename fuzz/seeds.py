@@ -221,3 +221,48 @@ trace(15, "of-one-tenant", "5,0,arrive,1,1,write,0,512,,,,,\n6,0,arrive,2,1,read
 
 for number in range(8):
     save("lab_scenario", f"mixed-{number}", bytes((index * (2 * number + 7) + number * number) % 256 for index in range(240)))
+
+
+# A guest's NVMe controller: records of 66 bytes, see src/vfio_user.rs. Its memory begins at GUEST.
+def queue_pair(queue, priority=0, flags=3):
+    at = GUEST + queue * 0x2000
+    return (admin(5, 1, data=(at + 0x1000, 0), words=(15 << 16 | queue, queue << 16 | flags))
+            + admin(1, 2, data=(at, 0), words=(15 << 16 | queue, queue << 16 | priority << 1 | 1)))
+
+
+def bar(offset, value):
+    return b"\2\0" + struct.pack("<II", offset, value) + bytes(56)
+
+
+def at_guest(offset, *words):
+    return b"\3\0" + struct.pack("<I", offset // 64) + struct.pack(f"<{len(words)}Q", *words)[4:].ljust(60, b"\0")
+
+
+def raw(number, body=b"", files=0):
+    return bytes([4, number, files, len(body)]) + body.ljust(62, b"\0")
+
+
+def vfio_user(name, *records):
+    save("vfio_user", name, b"".join(records))
+
+
+BLOCK = GUEST + 0x40000
+vfio_user("io", queue_pair(1), io(1, 1, 1, 1, (BLOCK, BLOCK + 4096), (0, 0, 15)), io(1, 2, 2, 1, (BLOCK + 512, BLOCK + 4096), (7,)),
+          io(1, 5, 3, 1, (BLOCK, BLOCK + 4096), (0, 0, 15)), io(1, 12, 4, 1, words=(0, 0, 2047)), io(1, 8, 5, 1, words=(5, 0, 99)), io(1, 0, 6, 1),
+          io(1, 9, 7, 1, (BLOCK, 0), (0, 4)), io(1, 2, 8, 1, (BLOCK, 0), (2048, 0, 0)), io(1, 1, 9, 1, (BLOCK, 0), (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFF)))
+vfio_user("lists", queue_pair(1), at_guest(0x40000, BLOCK + 4096, BLOCK + 8192, BLOCK), io(1, 1, 1, 1, (BLOCK, BLOCK), (0, 0, 31)),
+          io(1, 2, 2, 1, (BLOCK, 32 | 0x20 << 56), (0, 0, 31), flags=64), io(1, 1, 3, 1, (BLOCK, 16 | 0x30 << 56), flags=64))
+vfio_user("delete", queue_pair(1), queue_pair(2, 3), queue_pair(3), *(io(1, 1, cid, 1, (BLOCK, 4096), (0, 0, 127)) for cid in range(12)), admin(4, words=(1,)),
+          admin(0, words=(1,)), admin(4, words=(1,)), io(1, 2, 1, 1, (BLOCK, 0)), bar(0x14, 0), bar(0x14, 0x460801), queue_pair(1))
+vfio_user("admin", *(admin(6, cns, nsid, (BLOCK, 0), (cns,)) for cns, nsid in ((1, 0), (0, 1), (2, 0), (3, 1), (6, 0), (9, 9))), admin(9, words=(7, 3 << 16 | 3)),
+          admin(9, words=(1, 0x08020000)), admin(10, words=(1,)), admin(2, data=(BLOCK, 0), words=(127 << 16 | 5,)), admin(8), admin(12), admin(0x80), admin(0x18))
+vfio_user("shadow", queue_pair(1), admin(0x7C, data=(BLOCK, BLOCK + 4096)), at_guest(0x40000, 5 << 32), io(1, 2, 1, 1, (BLOCK + 8192, 0)), bar(0x1008, 9),
+          at_guest(0x40000, 0xFFFFFFFF << 32), bar(0x1008, 1))
+MAP, UNMAP, MEMFD_1, EVENTFD_1 = 2, 3, 1, 1 | 4
+vfio_user("memory", queue_pair(1), io(1, 1, 1, 1, (BLOCK, 0)), raw(UNMAP, struct.pack("<QQQ", 24, GUEST, 1 << 20)), io(1, 2, 2, 1, (BLOCK, 0)),
+          raw(MAP, struct.pack("<IIQQQ", 32, 3, 0, GUEST, 0x10000), MEMFD_1), bar(0x14, 0), bar(0x14, 0x460001), queue_pair(1), io(1, 2, 1, 1, (BLOCK, 0)),
+          raw(MAP, struct.pack("<IIQQQ", 32, 3, 0, 0, 0x1000)), raw(UNMAP, struct.pack("<IIQQ", 24, 2, 0, 0)))
+vfio_user("messages", raw(1, bytes(4)), raw(4, struct.pack("<IIII", 16, 0, 0, 0)), raw(5, struct.pack("<IIIIQQ", 32, 0, 0, 0, 0, 0)), raw(6, struct.pack("<IIII", 16, 0, 0, 0)),
+          raw(7, struct.pack("<IIII", 16, 0, 2, 0)), raw(8, struct.pack("<IIIII", 20, 36, 2, 0, 1), EVENTFD_1), raw(8, struct.pack("<IIIII", 20, 33, 2, 0, 1)),
+          raw(8, struct.pack("<IIIII", 20, 36, 2, 0, 1), MEMFD_1), raw(9, struct.pack("<QII", 0, 7, 256)), raw(9, struct.pack("<QII", 1 << 63, 0, 1 << 31)),
+          raw(15, struct.pack("<QQIIQ", 1, 0x14, 0, 4, 0)), raw(15, struct.pack("<QQII", 1 << 60, 0x14, 0, 4)), raw(13), raw(16, bytes(16)), raw(99))

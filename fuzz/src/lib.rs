@@ -3,4 +3,5 @@
 
 pub mod nbd;
 pub mod nvme;
+pub mod vfio_user;
 pub mod vhost;

@@ -9,7 +9,7 @@ use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
 use fairq_config::layout::pool::{Found, Media, Start, state_directory};
 use fairq_config::layout::record::Record;
-use fairq_config::listen::{self, Listen, guest_socket};
+use fairq_config::listen::{self, Listen, controller_socket, guest_socket};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
 use fairq_config::table::{align_right, plain_table};
@@ -337,11 +337,11 @@ impl Welcome {
         }
         let places = self.ranges.iter().zip(&self.stores);
         for (tenant, (range, store)) in self.plan.tenants.iter().zip(places) {
-            let own = tenant
-                .settings
-                .vhost_user
-                .iter()
-                .map(|path| format!("vhost-user:{}", path.display()));
+            let settings = &tenant.settings;
+            let disks = [("vhost-user", &settings.vhost_user), ("vfio-user", &settings.vfio_user)];
+            let own = disks.into_iter().filter_map(|(kind, path)| {
+                path.as_ref().map(|path| format!("{kind}:{}", path.display()))
+            });
             // A directory has no socket of a tenant with an identity.
             let is_shown =
                 |address: &&Listen| address.is_nbd() || tenant.settings.identity.is_none();
@@ -379,6 +379,16 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
         Listen::Tcp(address) => format!("{} {}", address.ip(), address.port()),
         Listen::Ublk => {
             return format!("\nUse with, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
+        }
+        Listen::VfioUser(directory) => {
+            let socket = controller_socket(directory, name);
+            return format!(
+                "\nAttach with, for example:\n  \
+                 qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on \
+                 -machine memory-backend=mem -device '{{\"driver\":\"vfio-user-pci\",\"socket\":\
+                 {{\"type\":\"unix\",\"path\":\"{}\"}}}}'\n",
+                socket.display()
+            );
         }
         Listen::VhostUser(directory) => {
             let socket = guest_socket(directory, name);

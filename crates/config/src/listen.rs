@@ -26,6 +26,8 @@ pub enum Listen {
     Ublk,
     /// A directory in which each tenant has a socket for guests, `NAME.sock`.
     VhostUser(PathBuf),
+    /// A directory in which each tenant has an NVMe controller for guests, `NAME/cntrl`.
+    VfioUser(PathBuf),
 }
 
 /// Refuses a path that does not fit into a socket's address.
@@ -51,6 +53,10 @@ impl FromStr for Listen {
                 Err("`vhost-user:` needs a directory, as in vhost-user:/run/fairq/guests".into())
             }
             Some(("vhost-user", path)) => Ok(Listen::VhostUser(path.into())),
+            Some(("vfio-user", "")) => {
+                Err("`vfio-user:` needs a directory, as in vfio-user:/run/fairq/nvme".into())
+            }
+            Some(("vfio-user", path)) => Ok(Listen::VfioUser(path.into())),
             Some(("tcp", address)) => parse_tcp(address).map(Listen::Tcp).ok_or_else(|| {
                 format!(
                     "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, \
@@ -72,7 +78,8 @@ impl Listen {
             None => String::new(),
         };
         format!(
-            "`{text}` is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk{meant}"
+            "`{text}` is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY, \
+             vfio-user:DIRECTORY and ublk{meant}"
         )
     }
 }
@@ -94,6 +101,7 @@ impl fmt::Display for Listen {
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::Ublk => f.write_str("ublk"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
+            Listen::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
         }
     }
 }
@@ -106,7 +114,8 @@ impl Serialize for Listen {
 
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
-        let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\", \"vhost-user:DIRECTORY\" or \"ublk\"";
+        let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\", \"vhost-user:DIRECTORY\", \
+             \"vfio-user:DIRECTORY\" or \"ublk\"";
         let text = TextOrNumber { expecting, parse: str::parse };
         deserializer.deserialize_str(text)
     }
@@ -119,6 +128,7 @@ impl From<Listen> for fairq_host::server::Listen {
             Listen::Tcp(address) => fairq_host::server::Listen::Tcp(address),
             Listen::Ublk => fairq_host::server::Listen::Ublk,
             Listen::VhostUser(path) => fairq_host::server::Listen::VhostUser(path),
+            Listen::VfioUser(path) => fairq_host::server::Listen::VfioUser(path),
         }
     }
 }
@@ -133,6 +143,7 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
             fairq_host::server::Listen::Tcp(address) => Ok(Listen::Tcp(address)),
             fairq_host::server::Listen::Ublk => Ok(Listen::Ublk),
             fairq_host::server::Listen::VhostUser(path) => Ok(Listen::VhostUser(path)),
+            fairq_host::server::Listen::VfioUser(path) => Ok(Listen::VfioUser(path)),
             fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
         }
     }
@@ -141,7 +152,7 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
 impl Listen {
     /// Whether NBD clients connect here.
     pub fn is_nbd(&self) -> bool {
-        !matches!(self, Listen::VhostUser(_) | Listen::Ublk)
+        !matches!(self, Listen::VhostUser(_) | Listen::VfioUser(_) | Listen::Ublk)
     }
 
     /// The NBD URI of a tenant's export here, or the tenant's socket for guests, or the link to its
@@ -153,6 +164,9 @@ impl Listen {
             Listen::Ublk => format!("/dev/fairq/{name}"),
             Listen::VhostUser(directory) => {
                 format!("vhost-user:{}", guest_socket(directory, name).display())
+            }
+            Listen::VfioUser(directory) => {
+                format!("vfio-user:{}", controller_socket(directory, name).display())
             }
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
@@ -179,6 +193,11 @@ impl Listen {
 /// The socket of a tenant in a directory of sockets for guests.
 pub fn guest_socket(directory: &Path, tenant: &str) -> PathBuf {
     directory.join(format!("{tenant}.sock"))
+}
+
+/// The socket of a tenant's NVMe controller in a directory of controllers.
+pub fn controller_socket(directory: &Path, tenant: &str) -> PathBuf {
+    directory.join(tenant).join("cntrl")
 }
 
 /// Escapes a path for a URI's query, or a name for its path.
@@ -250,8 +269,9 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written_alike() {
-        let guests = "vhost-user:/run/fairq/guests";
-        for text in ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809", guests] {
+        let (guests, controllers) = ("vhost-user:/run/fairq/guests", "vfio-user:/run/fairq/nvme");
+        let addresses = ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809"];
+        for text in addresses.into_iter().chain([guests, controllers]) {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
         for (text, meaning) in [
@@ -267,7 +287,8 @@ mod tests {
     #[test]
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
-        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY and ublk";
+        let neither = "is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY, \
+                       vfio-user:DIRECTORY and ublk";
         assert_eq!(refusal("here"), format!("`here` {neither}"));
         assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
         assert_eq!(
@@ -276,6 +297,7 @@ mod tests {
         );
         assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
         assert!(refusal("vhost-user:").starts_with("`vhost-user:` needs a directory"));
+        assert!(refusal("vfio-user:").starts_with("`vfio-user:` needs a directory"));
         assert_eq!(
             refusal("tcp:example:99999"),
             "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or \
@@ -295,6 +317,7 @@ mod tests {
         assert_eq!(uri("unix:/run/a b&c.sock"), "nbd+unix:///gold?socket=/run/a%20b%26c.sock");
         assert_eq!(uri("tcp:0.0.0.0"), "nbd://127.0.0.1/gold");
         assert_eq!(uri("vhost-user:/run/vms"), "vhost-user:/run/vms/gold.sock");
+        assert_eq!(uri("vfio-user:/run/vms"), "vfio-user:/run/vms/gold/cntrl");
         let tcp: Listen = "tcp:10.0.0.1".parse().unwrap();
         assert_eq!(tcp.uri("größe", false), "nbd://10.0.0.1/gr%C3%B6%C3%9Fe");
         assert_eq!(uri("tcp:10.0.0.1:99"), "nbd://10.0.0.1:99/gold");

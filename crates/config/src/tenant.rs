@@ -63,6 +63,7 @@ pub struct TenantTable {
     pub connections: Option<u32>,
     pub ublk: Option<bool>,
     pub vhost_user: Option<PathBuf>,
+    pub vfio_user: Option<PathBuf>,
     pub description: Option<String>,
     #[serde(skip)]
     pub origin: Origin,
@@ -331,8 +332,10 @@ impl TenantTable {
         if let Some(0) = self.connections {
             return refuse("connections: 0 let nobody in: write 1 or more".into());
         }
-        if let Some(Err(text)) = self.vhost_user.as_deref().map(listen::check_path) {
-            return refuse(format!("vhost-user: {text}"));
+        for (key, path) in [("vhost-user", &self.vhost_user), ("vfio-user", &self.vfio_user)] {
+            if let Some(Err(text)) = path.as_deref().map(listen::check_path) {
+                return refuse(format!("{key}: {text}"));
+            }
         }
         let named = self.group_of(groups).and_then(|group| Ok((group, self.unix_groups(groups)?)));
         let (group, user_groups) = match named {
@@ -383,6 +386,7 @@ impl TenantTable {
                 connections: self.connections,
                 ublk: self.ublk.unwrap_or(false),
                 vhost_user: self.vhost_user,
+                vfio_user: self.vfio_user,
             },
         })
     }
@@ -591,6 +595,7 @@ mod tests {
                 connections: Some(9),
                 ublk: true,
                 vhost_user: None,
+                vfio_user: None,
             },
         };
         assert_eq!(*tenant, expected);

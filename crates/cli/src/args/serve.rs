@@ -41,15 +41,16 @@ pub(crate) struct ServeArgs {
     /// (share a scheduler with these, and compare weights with them; default: with all whose files
     /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
     /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
-    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it), max-iops
-    /// and max-bandwidth (the most that it gets in a second; also with read- or write- before
-    /// them), burst=100ms (what may come above a cap at once: a time, or a number of requests),
-    /// min-iops and min-bandwidth (what it has at least in a second, while the device can),
-    /// group=NAME (a group of tenants; see --group), identity=NAME (in the client's certificate;
-    /// any: every certificate), uid=N, user=NAME and unix-group=NAME (the users who may open it
-    /// over a Unix socket; several as in a+b), connections (the most; default: half of all),
-    /// vhost-user=PATH (a socket where a guest attaches it), ublk (a block device of this machine),
-    /// description. A comma in a value is written twice.
+    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
+    /// max-iops and max-bandwidth (the most that it gets in a second; also with read- or write-
+    /// before them), burst=100ms (what may come above a cap at once: a time, or a number of
+    /// requests), min-iops and min-bandwidth (what it has at least in a second, while the device
+    /// can), group=NAME (a group of tenants; see --group),
+    /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
+    /// unix-group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
+    /// (the most; default: half of all), vhost-user=PATH and vfio-user=PATH
+    /// (sockets where a guest attaches it, as a virtio disk and as an NVMe controller), ublk (a
+    /// block device of this machine), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// A group of tenants, which share what it has; may be given many times
@@ -79,8 +80,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT], and where guests attach their
-    /// disks, vhost-user:DIRECTORY, with a socket NAME.sock for each tenant; ublk makes each tenant
-    /// a block device of this machine, /dev/fairq/NAME; may be given many times
+    /// disks: vhost-user:DIRECTORY, with a socket NAME.sock for each tenant, and
+    /// vfio-user:DIRECTORY, with an NVMe controller NAME/cntrl; ublk makes each tenant a block
+    /// device of this machine, /dev/fairq/NAME; may be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if
@@ -108,7 +110,8 @@ pub(crate) struct ServeArgs {
     /// Where to run
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
-    /// When shards poll the rings of guests (vhost-user) instead of sleeping [default: auto]
+    /// When shards poll the queues of guests (vhost-user, vfio-user) instead of sleeping [default:
+    /// auto]
     #[arg(long, value_name = "WHEN")]
     pub(crate) poll: Option<Poll>,
     /// Whether clients use TLS; required once there is a certificate
@@ -139,7 +142,7 @@ pub(crate) struct ServeArgs {
     /// The most requests in flight of one connection [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) depth_per_connection: Option<u32>,
-    /// The most queues of all guests (vhost-user) and block devices (ublk) [default: 64]
+    /// The most queues of all guests (vhost-user, vfio-user) and block devices (ublk) [default: 64]
     #[arg(long, value_name = "N")]
     pub(crate) guest_queues: Option<u32>,
     /// Print the status each second even if standard output is not a terminal

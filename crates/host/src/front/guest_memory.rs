@@ -23,6 +23,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::device::nvme::dma::Dma;
 use crate::device::store::copy;
 use crate::io::fault::Watched;
 use crate::io::memory::{Memory, PAGE};
@@ -260,6 +261,18 @@ impl Guest {
         Ok(())
     }
 
+    /// The memory at one of the guest's addresses; the range must lie in one region.
+    #[inline]
+    pub fn at(&self, address: u64, length: u64) -> Result<*mut u8, Outside> {
+        let place = self.regions.partition_point(|region| region.plan.guest <= address);
+        let region = place.checked_sub(1).and_then(|place| self.regions.get(place));
+        let found = region.and_then(|region| region.at(address - region.plan.guest));
+        match found {
+            Some((pointer, rest)) if length <= rest => Ok(pointer),
+            _ => Err(Outside { address, length }),
+        }
+    }
+
     /// The memory at one of the monitor's addresses; the range must lie in one region.
     pub fn user(&self, address: u64, length: u64) -> Result<*mut u8, Outside> {
         let found = self.regions.iter().find_map(|region| {
@@ -342,6 +355,15 @@ pub(super) unsafe fn write(memory: &[Memory], bytes: &[u8]) -> usize {
         written += length;
     }
     written
+}
+
+// SAFETY: an address resolves to mapped memory, which stays mapped as long as the generation; its
+// users keep that until the last access. No Rust reference points into a guest's memory.
+unsafe impl Dma for Guest {
+    fn resolve(&self, address: u64, length: u32) -> Option<Memory> {
+        let address = self.at(address, length.into()).ok()?;
+        Some(Memory { address, length, fixed: None })
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use fairq_core::Port;
 
 use crate::device::Device;
 use crate::front::ublk::disk_queues::{Message as UblkMessage, UblkFront};
+use crate::front::vfio_user::queue_groups::{Message as VfioUserMessage, VfioUserFront};
 use crate::front::vhost::vrings::{Message as VhostMessage, VhostFront};
 use crate::io::ring::{Asker, Event, Ring};
 use crate::nbd::serve::front::{Message as NbdMessage, NbdFront};
@@ -23,6 +24,7 @@ pub mod attach;
 pub mod guest_memory;
 pub mod socket;
 pub mod ublk;
+pub mod vfio_user;
 pub mod vhost;
 
 /// The front ends of one shard.
@@ -30,6 +32,7 @@ pub struct Fronts {
     nbd: NbdFront,
     vhost: VhostFront,
     ublk: UblkFront,
+    vfio_user: VfioUserFront,
     /// The front end that submits its orders first in the next turn. Where a shard has room for
     /// fewer orders than there are, the first one takes it all.
     first: Asker,
@@ -43,6 +46,14 @@ pub enum Message {
     Vhost(VhostMessage),
     /// To the one for ublk.
     Ublk(UblkMessage),
+    /// To the one for vfio-user.
+    VfioUser(VfioUserMessage),
+}
+
+impl From<VfioUserMessage> for Message {
+    fn from(message: VfioUserMessage) -> Message {
+        Message::VfioUser(message)
+    }
 }
 
 impl From<UblkMessage> for Message {
@@ -65,8 +76,26 @@ impl From<NbdMessage> for Message {
 
 impl Fronts {
     /// These front ends.
-    pub fn new(nbd: NbdFront, vhost: VhostFront, ublk: UblkFront) -> Fronts {
-        Fronts { nbd, vhost, ublk, first: Asker::Nbd }
+    pub fn new(
+        nbd: NbdFront,
+        vhost: VhostFront,
+        ublk: UblkFront,
+        vfio_user: VfioUserFront,
+    ) -> Fronts {
+        Fronts { nbd, vhost, ublk, vfio_user, first: Asker::Nbd }
+    }
+}
+
+/// The number of front ends.
+const FRONTS: usize = 4;
+
+/// The front end whose turn is next.
+fn after(front: Asker) -> Asker {
+    match front {
+        Asker::Nbd => Asker::Vhost,
+        Asker::Vhost => Asker::Ublk,
+        Asker::Ublk => Asker::VfioUser,
+        _ => Asker::Nbd,
     }
 }
 
@@ -93,6 +122,10 @@ impl Front for Fronts {
                 path.serve(Asker::Ublk);
                 self.ublk.message(now_ns, ring, path, message);
             }
+            Message::VfioUser(message) => {
+                path.serve(Asker::VfioUser);
+                self.vfio_user.message(now_ns, ring, path, message);
+            }
         }
     }
 
@@ -109,6 +142,8 @@ impl Front for Fronts {
         self.vhost.notice(now_ns, ring, path, notice);
         path.serve(Asker::Ublk);
         self.ublk.notice(now_ns, ring, path, notice);
+        path.serve(Asker::VfioUser);
+        self.vfio_user.notice(now_ns, ring, path, notice);
     }
 
     #[inline]
@@ -117,6 +152,7 @@ impl Front for Fronts {
             Asker::Nbd => self.nbd.event(now_ns, ring, event),
             Asker::Vhost => self.vhost.event(now_ns, ring, event),
             Asker::Ublk => self.ublk.event(now_ns, ring, event),
+            Asker::VfioUser => self.vfio_user.event(now_ns, ring, event),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
@@ -129,28 +165,17 @@ impl Front for Fronts {
         path: &mut DataPath<P, D>,
     ) {
         let mut turn = self.first;
-        for _ in 0..3 {
+        for _ in 0..FRONTS {
             path.serve(turn);
-            turn = match turn {
-                Asker::Nbd => {
-                    self.nbd.arrivals(now_ns, ring, path);
-                    Asker::Vhost
-                }
-                Asker::Vhost => {
-                    self.vhost.arrivals(now_ns, ring, path);
-                    Asker::Ublk
-                }
-                _ => {
-                    self.ublk.arrivals(now_ns, ring, path);
-                    Asker::Nbd
-                }
-            };
+            match turn {
+                Asker::Nbd => self.nbd.arrivals(now_ns, ring, path),
+                Asker::Vhost => self.vhost.arrivals(now_ns, ring, path),
+                Asker::Ublk => self.ublk.arrivals(now_ns, ring, path),
+                _ => self.vfio_user.arrivals(now_ns, ring, path),
+            }
+            turn = after(turn);
         }
-        self.first = match self.first {
-            Asker::Nbd => Asker::Vhost,
-            Asker::Vhost => Asker::Ublk,
-            _ => Asker::Nbd,
-        };
+        self.first = after(self.first);
     }
 
     #[inline]
@@ -159,14 +184,15 @@ impl Front for Fronts {
             Asker::Nbd => self.nbd.finished(now_ns, finished),
             Asker::Vhost => self.vhost.finished(now_ns, finished),
             Asker::Ublk => self.ublk.finished(now_ns, finished),
+            Asker::VfioUser => self.vfio_user.finished(now_ns, finished),
             asker => debug_assert!(false, "no front end is {asker:?}"),
         }
     }
 
     #[inline]
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
-        let is_busy = self.nbd.flush(now_ns, ring);
-        self.vhost.flush(now_ns, ring) | self.ublk.flush(now_ns, ring) | is_busy
+        let is_busy = self.nbd.flush(now_ns, ring) | self.vhost.flush(now_ns, ring);
+        self.ublk.flush(now_ns, ring) | self.vfio_user.flush(now_ns, ring) | is_busy
     }
 
     fn deadline_ns(&self) -> Option<u64> {
@@ -175,47 +201,56 @@ impl Front for Fronts {
 
     #[inline]
     fn polls_ns(&mut self) -> u64 {
-        self.vhost.polls_ns()
+        self.vhost.polls_ns().max(self.vfio_user.polls_ns())
     }
 
     #[inline]
     fn has_news(&mut self) -> bool {
-        self.vhost.has_news()
+        self.vhost.has_news() || self.vfio_user.has_news()
     }
 
     fn polled(&mut self, waited_ns: Option<u64>) {
-        self.vhost.polled(waited_ns);
+        if self.vhost.polls_ns() > 0 {
+            self.vhost.polled(waited_ns);
+        }
+        if self.vfio_user.polls_ns() > 0 {
+            self.vfio_user.polled(waited_ns);
+        }
     }
 
     #[inline]
     fn rest(&mut self) -> bool {
-        self.vhost.rest()
+        self.vhost.rest() & self.vfio_user.rest()
     }
 
     fn resume(&mut self) {
         self.nbd.resume();
         self.vhost.resume();
         self.ublk.resume();
+        self.vfio_user.resume();
     }
 
     fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
-        let is_quiet = self.nbd.halt(ring, cancel);
-        self.vhost.halt(ring, cancel) & self.ublk.halt(ring, cancel) & is_quiet
+        let is_quiet = self.nbd.halt(ring, cancel) & self.vhost.halt(ring, cancel);
+        self.ublk.halt(ring, cancel) & self.vfio_user.halt(ring, cancel) & is_quiet
     }
 
     fn go_on(&mut self, ring: &mut Ring) {
         self.nbd.go_on(ring);
         self.vhost.go_on(ring);
         self.ublk.go_on(ring);
+        self.vfio_user.go_on(ring);
     }
 
     fn stop(&mut self) {
         self.nbd.stop();
         self.vhost.stop();
         self.ublk.stop();
+        self.vfio_user.stop();
     }
 
     fn is_stopped(&self) -> bool {
-        self.nbd.is_stopped() && self.vhost.is_stopped() && self.ublk.is_stopped()
+        let are_others = self.vhost.is_stopped() && self.ublk.is_stopped();
+        self.nbd.is_stopped() && are_others && self.vfio_user.is_stopped()
     }
 }

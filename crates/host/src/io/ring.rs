@@ -29,6 +29,8 @@ pub enum Asker {
     Vhost,
     /// The front end for ublk.
     Ublk,
+    /// The front end for vfio-user.
+    VfioUser,
 }
 
 /// The user data of one operation, or the name of an order on the data path.
@@ -54,7 +56,8 @@ impl UserData {
             1 => Asker::Shard,
             2 => Asker::Nbd,
             3 => Asker::Vhost,
-            _ => Asker::Ublk,
+            4 => Asker::Ublk,
+            _ => Asker::VfioUser,
         };
         UserData { asker, value: word & ((1 << Self::VALUE_BITS) - 1) }
     }
@@ -227,7 +230,8 @@ mod tests {
     #[test]
     fn user_data_survives_the_kernel() {
         let mut ring = Ring::new(0).unwrap();
-        for asker in [Asker::Device, Asker::Shard, Asker::Nbd, Asker::Vhost, Asker::Ublk] {
+        let fronts = [Asker::Nbd, Asker::Vhost, Asker::Ublk, Asker::VfioUser];
+        for asker in [Asker::Device, Asker::Shard].into_iter().chain(fronts) {
             let data = UserData { asker, value: 0x00ab_cdef_0123_4567 };
             // SAFETY: a no-op names no memory.
             unsafe { ring.push(io_uring::opcode::Nop::new().build(), data) };

@@ -30,7 +30,7 @@ use crate::server::crowd::{Seat, Watched};
 use crate::server::handover::{LeftDoor, Role};
 use crate::server::listeners::{self, Listener, OwnName, Stream};
 use crate::server::{
-    Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, calls,
+    Admin, AdminError, Listen, MAX_HANDSHAKES, Member, Server, ServerError, calls, guests,
 };
 use crate::shard::Meeting;
 use crate::shard::volume::Volume;
@@ -89,8 +89,8 @@ impl Listening {
 impl ControlThread<'_> {
     /// See [`crate::server::Admin::listen`].
     pub(super) fn listen_at(&mut self, at: &Listen) -> Result<Listen, AdminError> {
-        if let Listen::VhostUser(directory) = at {
-            self.open_directory(directory)?;
+        if guests::directory(at).is_some() {
+            self.open_directory(at)?;
             return Ok(at.clone());
         }
         let fail = |cause: String| AdminError::Listen { at: at.clone(), cause };
@@ -137,7 +137,9 @@ impl ControlThread<'_> {
         let (calls, timeouts) = (calls.clone(), self.server.config.timeouts);
         let task = match role {
             Role::Clients => return self.open_clients(at, is_inherited, listener),
-            Role::Guests => unreachable!("sockets for guests are opened by their tenants"),
+            Role::Guests | Role::Controllers => {
+                unreachable!("sockets for guests are opened by their tenants")
+            }
             Role::Http => tokio::spawn(calls::serve_http(listener, calls, timeouts)),
             Role::Control => tokio::spawn(calls::serve_control(listener, calls, timeouts)),
         };
@@ -154,8 +156,8 @@ impl ControlThread<'_> {
             let _ = self.set_disks_of_all(false);
             return Ok(());
         }
-        if let Listen::VhostUser(directory) = at {
-            return self.close_directory(directory);
+        if guests::directory(at).is_some() {
+            return self.close_directory(at);
         }
         if self.listeners.iter().any(|listening| listening.at == *at && listening.is_inherited) {
             return Err(AdminError::Inherited(at.clone()));

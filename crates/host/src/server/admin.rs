@@ -94,6 +94,8 @@ pub struct StoreStatus {
 pub enum AttachmentKind {
     /// A socket at which a guest attaches the disk.
     VhostUser,
+    /// A socket at which a guest attaches the disk as an NVMe controller.
+    VfioUser,
     /// A block device of this machine.
     Ublk,
 }
@@ -103,6 +105,7 @@ impl AttachmentKind {
     pub fn name(self) -> &'static str {
         match self {
             AttachmentKind::VhostUser => "vhost-user",
+            AttachmentKind::VfioUser => "vfio-user",
             AttachmentKind::Ublk => "ublk",
         }
     }

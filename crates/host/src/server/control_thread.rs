@@ -94,7 +94,7 @@ impl Admin for ControlThread<'_> {
 
     fn listening(&self) -> Vec<Listen> {
         let listeners = self.listeners.iter().map(|listening| listening.at.clone());
-        let directories = self.guest_directories.iter().cloned().map(Listen::VhostUser);
+        let directories = self.guest_directories.iter().cloned();
         let disks = self.has_disks_of_all.then_some(Listen::Ublk);
         listeners.chain(directories).chain(disks).collect()
     }

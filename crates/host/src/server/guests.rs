@@ -1,8 +1,9 @@
-//! The sockets at which guests attach their disks (vhost-user).
+//! The sockets at which guests attach their disks (vhost-user, vfio-user).
 //!
-//! **Problem.** A client of vhost-user names no tenant: the socket stands for one. **Model.** A
-//! tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, unless it has an
-//! identity, and the one of its key `vhost-user`. They come and go with the tenant, whose addition
+//! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.**
+//! A tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
+//! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and those of its
+//! keys `vhost-user` and `vfio-user`. They come and go with the tenant, whose addition
 //! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
@@ -68,6 +69,7 @@ impl Attached {
 
 /// A socket of one tenant.
 pub(super) struct GuestSocket {
+    kind: AttachmentKind,
     /// Its tenant; `None` until the tenant has been added.
     flow: Option<FlowId>,
     path: PathBuf,
@@ -77,6 +79,8 @@ pub(super) struct GuestSocket {
     task: Option<AbortHandle>,
     /// Whether the socket's name vanishes with it.
     owns_name: bool,
+    /// Its own folder, which vanishes with its name.
+    folder: Option<PathBuf>,
 }
 
 impl Drop for GuestSocket {
@@ -84,6 +88,8 @@ impl Drop for GuestSocket {
         self.stop();
         if self.owns_name {
             let _ = std::fs::remove_file(&self.path);
+            // Other files keep it.
+            self.folder.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
         }
     }
 }
@@ -100,7 +106,10 @@ impl GuestSocket {
     pub(super) fn left(&self) -> LeftDoor {
         LeftDoor {
             at: Listen::Unix(self.path.clone()),
-            role: Role::Guests,
+            role: match self.kind {
+                AttachmentKind::VfioUser => Role::Controllers,
+                AttachmentKind::VhostUser | AttachmentKind::Ublk => Role::Guests,
+            },
             fd: self.socket.as_raw_fd(),
             is_inherited: false,
             name: Some(self.path.clone()),
@@ -113,16 +122,50 @@ impl GuestSocket {
     }
 }
 
-/// The socket of a tenant in a directory of sockets.
-fn in_directory(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.sock"))
+/// A directory of sockets for guests, and their kind.
+pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
+    match at {
+        Listen::VhostUser(directory) => Some((AttachmentKind::VhostUser, directory)),
+        Listen::VfioUser(directory) => Some((AttachmentKind::VfioUser, directory)),
+        _ => None,
+    }
 }
 
-/// The paths of the sockets that a tenant has.
-fn paths(directories: &[PathBuf], tenant: &Tenant) -> Vec<PathBuf> {
+/// The socket of a tenant in a directory of sockets.
+fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
+    let (kind, directory) = directory(at)?;
+    let path = match kind {
+        // The name that clients of vfio-user expect, in a folder of the tenant's own.
+        AttachmentKind::VfioUser => directory.join(name).join("cntrl"),
+        AttachmentKind::VhostUser | AttachmentKind::Ublk => directory.join(format!("{name}.sock")),
+    };
+    Some((kind, path))
+}
+
+/// The folder that a socket has for itself, if it is that of a controller in a directory.
+fn own_folder<'a>(directories: &[Listen], path: &'a Path) -> Option<&'a Path> {
+    let folder = path.parent()?;
+    let is_in = |at: &Listen| matches!(at, Listen::VfioUser(directory) if Some(&**directory) == folder.parent());
+    directories.iter().any(is_in).then_some(folder)
+}
+
+/// Makes a socket's own folder.
+fn make_folder(folder: Option<&Path>) -> io::Result<()> {
+    match folder {
+        Some(folder) if !folder.is_dir() => std::fs::create_dir(folder),
+        _ => Ok(()),
+    }
+}
+
+/// The kinds and the paths of the sockets that a tenant has.
+fn paths(directories: &[Listen], tenant: &Tenant) -> Vec<(AttachmentKind, PathBuf)> {
     let shared = directories.iter().filter(|_| tenant.settings.identity.is_none());
-    let shared = shared.map(|directory| in_directory(directory, &tenant.name));
-    shared.chain(tenant.settings.vhost_user.clone()).collect()
+    let shared = shared.filter_map(|directory| in_directory(directory, &tenant.name));
+    let vhost_user =
+        tenant.settings.vhost_user.iter().map(|path| (AttachmentKind::VhostUser, path));
+    let vfio_user = tenant.settings.vfio_user.iter().map(|path| (AttachmentKind::VfioUser, path));
+    let own = vhost_user.chain(vfio_user).map(|(kind, path)| (kind, path.clone()));
+    shared.chain(own).collect()
 }
 
 fn refusal(path: &Path, cause: impl ToString) -> AdminError {
@@ -131,38 +174,46 @@ fn refusal(path: &Path, cause: impl ToString) -> AdminError {
 
 impl ControlThread<'_> {
     /// Opens a socket, for a tenant that may still be to come.
-    pub(super) fn open_guest(&mut self, path: &Path, users: &Users) -> Result<(), AdminError> {
+    pub(super) fn open_guest(
+        &mut self,
+        kind: AttachmentKind,
+        path: &Path,
+        users: &Users,
+    ) -> Result<(), AdminError> {
         if self.guests.contains_key(path) {
             return Err(refusal(path, "it is the socket of another tenant: choose another path"));
         }
+        let folder = own_folder(&self.guest_directories, path);
+        make_folder(folder).map_err(|error| refusal(path, error))?;
         let listener = listeners::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
         // The file is this socket's from here on.
         listener.leave_name();
-        self.put_guest(path, socket, true);
+        self.put_guest(kind, path, socket, true);
         Ok(())
     }
 
-    fn put_guest(&mut self, path: &Path, socket: OwnedFd, owns_name: bool) {
-        let (path, attached) = (path.to_owned(), Arc::default());
-        let (flow, task) = (None, None);
-        let guest = GuestSocket { flow, path: path.clone(), socket, attached, task, owns_name };
-        self.guests.insert(path, guest);
+    fn put_guest(&mut self, kind: AttachmentKind, path: &Path, socket: OwnedFd, owns_name: bool) {
+        let (flow, attached, task) = (None, Arc::default(), None);
+        let folder = own_folder(&self.guest_directories, path).map(Path::to_owned);
+        let (name, path) = (path.to_owned(), path.to_owned());
+        let guest = GuestSocket { kind, flow, path, socket, attached, task, owns_name, folder };
+        self.guests.insert(name, guest);
     }
 
     /// Takes over a socket that the previous program in this process has left.
-    pub(super) fn take_guest(&mut self, at: &Listen, socket: OwnedFd) {
+    pub(super) fn take_guest(&mut self, kind: AttachmentKind, at: &Listen, socket: OwnedFd) {
         if let Listen::Unix(path) = at {
-            self.put_guest(path, socket, false);
+            self.put_guest(kind, path, socket, false);
         }
     }
 
     /// Opens the sockets of a tenant that is about to be added; after an error none is open.
     pub(super) fn open_guests_of(&mut self, tenant: &Tenant) -> Result<(), AdminError> {
         let paths = paths(&self.guest_directories, tenant);
-        for (done, path) in paths.iter().enumerate() {
-            if let Err(error) = self.open_guest(path, &tenant.settings.users) {
-                paths[..done].iter().for_each(|path| drop(self.guests.remove(path)));
+        for (done, (kind, path)) in paths.iter().enumerate() {
+            if let Err(error) = self.open_guest(*kind, path, &tenant.settings.users) {
+                paths[..done].iter().for_each(|(_, path)| drop(self.guests.remove(path)));
                 return Err(error);
             }
         }
@@ -171,7 +222,7 @@ impl ControlThread<'_> {
 
     /// Closes the sockets of a tenant that is gone, or was not added.
     pub(super) fn close_guests_of(&mut self, tenant: &Tenant) {
-        for path in paths(&self.guest_directories, tenant) {
+        for (_, path) in paths(&self.guest_directories, tenant) {
             self.guests.remove(&path);
         }
     }
@@ -179,10 +230,10 @@ impl ControlThread<'_> {
     /// Opens those sockets of a tenant that are missing, and accepts guests if it may be opened.
     pub(super) fn fit_guests_of(&mut self, member: &Member) -> Result<(), AdminError> {
         let Member { tenant, flow, preparing, .. } = member;
-        for path in paths(&self.guest_directories, tenant) {
+        for (kind, path) in paths(&self.guest_directories, tenant) {
             let owner = self.guests.get(&path).map(|guest| guest.flow);
             if owner.is_none_or(|owner| owner.is_some_and(|owner| owner != *flow)) {
-                self.open_guest(&path, &tenant.settings.users)?;
+                self.open_guest(kind, &path, &tenant.settings.users)?;
             }
             let Some(guest) = self.guests.get_mut(&path) else { continue };
             guest.flow = Some(*flow);
@@ -206,14 +257,17 @@ impl ControlThread<'_> {
     /// The same for all tenants, and closes all other sockets. Returns the first error.
     pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
-        let has_own = tenants.members().any(|member| member.tenant.settings.vhost_user.is_some());
+        let has_own = tenants.members().any(|member| {
+            member.tenant.settings.vhost_user.is_some()
+                || member.tenant.settings.vfio_user.is_some()
+        });
         if !has_own && self.guest_directories.is_empty() && self.guests.is_empty() {
             return Ok(());
         }
         let mut wanted: HashMap<PathBuf, FlowId> = HashMap::new();
         for member in tenants.members() {
             let paths = paths(&self.guest_directories, &member.tenant);
-            for path in paths {
+            for (_, path) in paths {
                 wanted.entry(path).or_insert(member.flow);
             }
         }
@@ -236,16 +290,15 @@ impl ControlThread<'_> {
     }
 
     /// Lists a directory, and opens the sockets of all tenants in it.
-    pub(super) fn open_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
-        let at = Listen::VhostUser(directory.into());
-        if !directory.is_dir() {
-            let cause = "there is no such directory: create it or choose another one".into();
-            return Err(AdminError::Listen { at, cause });
+    pub(super) fn open_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
+        let refuse = |cause: &str| AdminError::Listen { at: at.clone(), cause: cause.into() };
+        if !directory(at).is_some_and(|(_, directory)| directory.is_dir()) {
+            return Err(refuse("there is no such directory: create it or choose another one"));
         }
-        if self.guest_directories.iter().any(|known| known == directory) {
-            return Err(AdminError::Listen { at, cause: "it is given twice".into() });
+        if self.guest_directories.contains(at) {
+            return Err(refuse("it is given twice"));
         }
-        self.guest_directories.push(directory.into());
+        self.guest_directories.push(at.clone());
         self.fit_guests().inspect_err(|_| {
             self.guest_directories.pop();
             self.fit_guests_or_log();
@@ -253,11 +306,11 @@ impl ControlThread<'_> {
     }
 
     /// Closes the sockets in a directory; guests that are attached stay.
-    pub(super) fn close_directory(&mut self, directory: &Path) -> Result<(), AdminError> {
+    pub(super) fn close_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
         let before = self.guest_directories.len();
-        self.guest_directories.retain(|known| known != directory);
+        self.guest_directories.retain(|known| known != at);
         if self.guest_directories.len() == before {
-            return Err(AdminError::NotListening(Listen::VhostUser(directory.into())));
+            return Err(AdminError::NotListening(at.clone()));
         }
         self.fit_guests()
     }
@@ -265,22 +318,36 @@ impl ControlThread<'_> {
     /// Renames the sockets that have a tenant's name; guests that are attached stay.
     pub(super) fn rename_guests(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
         let directories = self.guest_directories.iter();
-        let pairs = directories.map(|all| (in_directory(all, name), in_directory(all, new)));
-        let pairs: Vec<_> = pairs.filter(|(old, _)| self.guests.contains_key(old)).collect();
+        let pairs = directories.filter_map(|all| {
+            let [old, new] = [in_directory(all, name)?.1, in_directory(all, new)?.1];
+            self.guests.contains_key(&old).then_some((old, new))
+        });
+        let pairs: Vec<_> = pairs.collect();
         for (_, new) in &pairs {
             if self.guests.contains_key(new) {
                 return Err(refusal(new, "it is the socket of another tenant"));
             }
+            let folder = own_folder(&self.guest_directories, new);
+            make_folder(folder).map_err(|error| refusal(new, error))?;
             listeners::make_way(new).map_err(|cause| refusal(new, cause))?;
         }
         for (old, new) in pairs {
             std::fs::rename(&old, &new).map_err(|error| refusal(&new, error))?;
             if let Some(mut guest) = self.guests.remove(&old) {
                 guest.path.clone_from(&new);
+                let folder = own_folder(&self.guest_directories, &new).map(Path::to_owned);
+                let before = std::mem::replace(&mut guest.folder, folder);
+                before.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
                 self.guests.insert(new, guest);
             }
         }
         Ok(())
+    }
+
+    /// The directories of sockets of a kind.
+    pub(super) fn directories(&self, kind: AttachmentKind) -> Vec<PathBuf> {
+        let all = self.guest_directories.iter().filter_map(directory);
+        all.filter(|(of, _)| *of == kind).map(|(_, directory)| directory.into()).collect()
     }
 
     /// The sockets of all tenants, by the tenants' numbers.
@@ -288,7 +355,7 @@ impl ControlThread<'_> {
         let status = |guest: &GuestSocket| {
             let attached = guest.attached.guest();
             AttachmentStatus {
-                kind: AttachmentKind::VhostUser,
+                kind: guest.kind,
                 path: guest.path.clone(),
                 is_connected: attached.is_some(),
                 queues: attached.map_or(0, |attached| attached.queues()),
@@ -321,7 +388,8 @@ impl ControlThread<'_> {
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         // Several sockets of a tenant are alike: which of them the guest has used does not matter.
         let paths = paths(&self.guest_directories, &member.tenant);
-        let mut sockets = paths.iter().filter_map(|path| self.guests.get(path));
+        let paths = paths.iter().filter(|(kind, _)| *kind == AttachmentKind::VhostUser);
+        let mut sockets = paths.filter_map(|(_, path)| self.guests.get(path));
         let free = sockets.find(|socket| socket.attached.guest().is_none());
         let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
         let attachment = self.server.attachment(member, &attached)?;
@@ -333,19 +401,25 @@ impl GuestSocket {
     fn accept(&mut self, server: &Arc<Server>, flow: FlowId) -> io::Result<()> {
         let listener = Listener::of(self.socket.try_clone()?)?;
         let (server, attached) = (server.clone(), self.attached.clone());
-        let task = tokio::spawn(accept(server, flow, listener, attached));
+        let task = tokio::spawn(accept(server, self.kind, flow, listener, attached));
         self.task = Some(task.abort_handle());
         Ok(())
     }
 }
 
 /// Accepts guests of a tenant for ever, one after the other.
-async fn accept(server: Arc<Server>, flow: FlowId, listener: Listener, attached: Arc<Attached>) {
+async fn accept(
+    server: Arc<Server>,
+    kind: AttachmentKind,
+    flow: FlowId,
+    listener: Listener,
+    attached: Arc<Attached>,
+) {
     loop {
         attached.wait().await;
         match listener.accept(server.config.timeouts.peer).await {
             Ok((Stream::Unix(stream), _)) => {
-                if let Err(error) = server.attach(flow, stream, &attached)
+                if let Err(error) = server.attach(kind, flow, stream, &attached)
                     && STRANGERS.allows()
                 {
                     tracing::warn!(%error, "refused a guest");
@@ -373,7 +447,13 @@ impl Drop for GuestPlace {
 
 impl Server {
     /// Starts the thread of a guest.
-    fn attach(&self, flow: FlowId, stream: UnixStream, attached: &Arc<Attached>) -> io::Result<()> {
+    fn attach(
+        &self,
+        kind: AttachmentKind,
+        flow: FlowId,
+        stream: UnixStream,
+        attached: &Arc<Attached>,
+    ) -> io::Result<()> {
         let tenants = self.tenants();
         let member = tenants.members().find(|member| member.flow == flow);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
@@ -386,8 +466,13 @@ impl Server {
         let attachment = self.attachment(member, attached)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        self.sessions.spawn(stream, self.disk(member), shards, send, attachment).map(drop)
+        let (shards, disk) = (self.shards.count(), self.disk(member));
+        let thread = if kind == AttachmentKind::VfioUser {
+            self.controllers.spawn(stream, disk, shards, self.to_queues.clone(), attachment)
+        } else {
+            self.sessions.spawn(stream, disk, shards, self.to_guests.clone(), attachment)
+        };
+        thread.map(drop)
     }
 
     /// The place of a guest at a socket.

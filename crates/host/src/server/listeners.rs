@@ -28,6 +28,8 @@ pub enum Listen {
     Tcp(SocketAddr),
     /// A directory with a socket for the guests of each tenant.
     VhostUser(PathBuf),
+    /// A directory with an NVMe controller for the guests of each tenant.
+    VfioUser(PathBuf),
     /// The sockets that the service manager has passed (`LISTEN_FDS`).
     Inherited,
     /// The connection on standard input, as inetd passes it; the server ends with it.
@@ -42,6 +44,7 @@ impl std::fmt::Display for Listen {
             Listen::Unix(path) => write!(f, "unix:{}", path.display()),
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
+            Listen::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
             Listen::Ublk => f.write_str("ublk"),
@@ -176,9 +179,11 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
             let listener = bind_tcp(*address).map_err(|error| explain_tcp(&error))?;
             Ok(vec![Listener::Tcp(listener)])
         }
-        Listen::VhostUser(_) | Listen::Ublk | Listen::Inherited | Listen::Stdio => {
-            Err(format!("{at} is no address to listen on"))
-        }
+        Listen::VhostUser(_)
+        | Listen::VfioUser(_)
+        | Listen::Ublk
+        | Listen::Inherited
+        | Listen::Stdio => Err(format!("{at} is no address to listen on")),
     }
 }
 

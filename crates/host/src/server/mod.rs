@@ -35,6 +35,8 @@ use crate::front::Fronts;
 use crate::front::attach::Places;
 use crate::front::ublk::control_commands::NoUblk;
 use crate::front::ublk::disk_queues::UblkFront;
+use crate::front::vfio_user::controllers::{self, Controllers};
+use crate::front::vfio_user::queue_groups::VfioUserFront;
 use crate::front::vhost::sessions::{self, Sessions};
 use crate::front::vhost::vrings::VhostFront;
 use crate::io::budget::Budget;
@@ -161,7 +163,7 @@ struct ControlThread<'a> {
     listeners: Vec<Listening>,
     /// The sockets for guests, by path, and the directories that have one for each tenant.
     guests: HashMap<PathBuf, GuestSocket>,
-    guest_directories: Vec<PathBuf>,
+    guest_directories: Vec<Listen>,
     /// The time until which no client is accepted because an upgrade waits for handshakes.
     accepts_again: Option<Instant>,
     /// The listeners of HTTP and of the control socket.
@@ -322,7 +324,8 @@ pub fn serve(
             .weighed_by(common.weights.clone());
         let vhost = VhostFront::new(config.poll, common.weights.clone());
         let ublk = UblkFront::new(common.weights.clone(), budget.clone());
-        Ok(Fronts::new(nbd, vhost, ublk))
+        let vfio_user = VfioUserFront::new(config.poll, common.weights.clone());
+        Ok(Fronts::new(nbd, vhost, ublk, vfio_user))
     };
     for Member { flow, tenant, .. } in tenants.members() {
         common.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
@@ -352,6 +355,8 @@ pub fn serve(
     let tenants = Mutex::new(Arc::new(tenants));
     let send = shards.sender();
     let to_guests: sessions::Send = Arc::new(move |shard, message| send(shard, message.into()));
+    let send = shards.sender();
+    let to_queues: controllers::Send = Arc::new(move |shard, message| send(shard, message.into()));
     let places = Arc::new(Places::new(shards.count(), config.queues));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
     // Without TLS there are no such threads: a running server cannot turn it on.
@@ -373,8 +378,10 @@ pub fn serve(
         handshakes,
         failures,
         sessions: Sessions::default(),
+        controllers: Controllers::default(),
         places,
         to_guests,
+        to_queues,
         block: device.info().block_size,
         preferred,
     });
@@ -469,10 +476,13 @@ struct Server {
     failures: Mutex<Failures>,
     /// The guests that are attached.
     sessions: Sessions,
+    /// The guests that are attached by vfio-user.
+    controllers: Controllers,
     /// The places of their queues.
     places: Arc<Places>,
     /// Sends messages of their sessions to the shards.
     to_guests: sessions::Send,
+    to_queues: controllers::Send,
     /// The device's block and its preferred size of a transfer, in bytes.
     block: u32,
     preferred: u32,
@@ -515,6 +525,7 @@ impl Server {
     fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
             && self.sessions.is_empty()
+            && self.controllers.is_empty()
     }
 }
 

@@ -56,6 +56,8 @@ pub struct TenantSettings {
     pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
+    /// The path of the socket of its own NVMe controller, if it has one.
+    pub vfio_user: Option<PathBuf>,
 }
 
 impl TenantSettings {

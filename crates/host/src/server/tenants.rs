@@ -18,8 +18,8 @@ use crate::server::ControlThread;
 use crate::server::schedulers::Schedulers;
 use crate::server::tenant_list::Resizing;
 use crate::server::{
-    AdminError, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server, ServerError,
-    Tenant, TenantList, TenantSettings,
+    AdminError, AttachmentKind, Config, Member, Operator, PREPARE_PAUSE, PREPARE_PERIOD, Server,
+    ServerError, Tenant, TenantList, TenantSettings,
 };
 use crate::shard::cut::Cut;
 use crate::shard::volume::Volume;
@@ -65,6 +65,7 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
         // A guest without queues has no shard that could end its session.
         if cut_off {
             server.sessions.hang_up(flow);
+            server.controllers.hang_up(flow);
         }
     }
 }
@@ -211,7 +212,7 @@ impl ControlThread<'_> {
                 weights.push((flow, new.weight));
                 self.weights.set(flow.slot() as u16, new.weight);
             }
-            has_sockets |= old.vhost_user != new.vhost_user;
+            has_sockets |= old.vhost_user != new.vhost_user || old.vfio_user != new.vfio_user;
             tenant.settings = new;
             Ok(())
         };
@@ -244,10 +245,17 @@ impl ControlThread<'_> {
         if old.caps != new.caps {
             self.schedulers.set_caps(flow, &new.caps).map_err(refused)?;
         }
-        match &new.vhost_user {
-            Some(path) if old.vhost_user != new.vhost_user => self.open_guest(path, &new.users),
-            _ => Ok(()),
+        for (kind, before, path) in [
+            (AttachmentKind::VhostUser, &old.vhost_user, &new.vhost_user),
+            (AttachmentKind::VfioUser, &old.vfio_user, &new.vfio_user),
+        ] {
+            if let Some(path) = path
+                && before.as_ref() != Some(path)
+            {
+                self.open_guest(kind, path, &new.users)?;
+            }
         }
+        Ok(())
     }
 
     /// The statistics of caps, for tenants that have caps or are in a group that may have some.
@@ -369,7 +377,8 @@ impl ControlThread<'_> {
     /// Gives the front ends the new size of a tenant's range.
     fn resize_guests(&self, flow: FlowId, size: u64) {
         let server = &self.server;
-        server.sessions.resize(flow, size, || server.notify_all(Notice::Resize { flow, size }));
+        let notify = || server.notify_all(Notice::Resize { flow, size });
+        server.controllers.resize(flow, size, || server.sessions.resize(flow, size, notify));
     }
 
     /// Whether requests of a removed tenant may be under way in a tenant's range.

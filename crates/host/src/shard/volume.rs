@@ -231,14 +231,14 @@ impl Order {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use fairq_core::none::NonePolicy;
     use fairq_core::{Native, Policy, Weight};
     use proptest::prelude::*;
 
     use super::*;
 
-    pub(in crate::shard) fn volume(base: u64, size: u64, read_only: bool, block: u32) -> Volume {
+    pub(crate) fn volume(base: u64, size: u64, read_only: bool, block: u32) -> Volume {
         let (policy, _ports) = NonePolicy::<Native>::new(1, 1, 1).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
         Volume { tenant: 3, flow, file: 7, base, size, read_only, block }

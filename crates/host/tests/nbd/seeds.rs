@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::drivers::{nbd, nvme, vhost};
+use crate::drivers::{nbd, nvme, vfio_user, vhost};
 
 /// Gives every seed of a target to its driver, which panics if a law is broken.
 fn replay(target: &str, driver: fn(&[u8]), at_least: usize) {
@@ -35,6 +35,11 @@ fn vhost_queue() {
 #[test]
 fn vhost_messages() {
     replay("vhost_messages", vhost::messages, 4);
+}
+
+#[test]
+fn vfio_user_controller() {
+    replay("vfio_user", vfio_user::controller, 7);
 }
 
 #[test]

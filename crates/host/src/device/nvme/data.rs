@@ -10,11 +10,11 @@ use crate::device::nvme::spec::{PAGE, Sqe, Status};
 use crate::io::memory::Memory;
 
 /// Entries of a list that are followed for one command: enough for 32 MiB in pages.
-const ENTRIES_MAX: u32 = 8192 + 64;
+pub(crate) const ENTRIES_MAX: u32 = 8192 + 64;
 
 /// The walk over one command's data.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer {
+pub(crate) struct Transfer {
     /// Bytes not yet given out.
     left: u32,
     /// Entries that may yet be read.
@@ -45,11 +45,12 @@ enum Descriptor {
 
 impl Transfer {
     /// Of no data.
-    pub(super) const NONE: Transfer = Transfer { left: 0, budget: 0, source: Source::Range(0) };
+    pub(crate) const NONE: Transfer = Transfer { left: 0, budget: 0, source: Source::Range(0) };
 
-    /// Of the first `length` bytes of what the command describes.
+    /// Of the first `length` bytes that the command describes, in at most `entries` entries of
+    /// lists.
     #[inline]
-    pub(super) fn new(sqe: &Sqe, length: u32) -> Result<Transfer, Status> {
+    pub(crate) fn new(sqe: &Sqe, length: u32, entries: u32) -> Result<Transfer, Status> {
         let source = match sqe.flags >> 6 {
             // A dword boundary is wanted.
             0 if sqe.data[0] & 3 != 0 => return Err(Status::PRP_OFFSET),
@@ -65,18 +66,18 @@ impl Transfer {
             },
             _ => return Err(Status::INVALID_FIELD),
         };
-        Ok(Transfer { left: length, budget: ENTRIES_MAX, source })
+        Ok(Transfer { left: length, budget: entries, source })
     }
 
     /// Whether all has been given out.
     #[inline]
-    pub(super) fn is_at_end(&self) -> bool {
+    pub(crate) fn is_at_end(&self) -> bool {
         self.left == 0
     }
 
     /// The next piece, of at least one byte; `None` at the end.
     #[inline]
-    pub(super) fn next(&mut self, dma: &impl Dma) -> Option<Result<Memory, Status>> {
+    pub(crate) fn next(&mut self, dma: &impl Dma) -> Option<Result<Memory, Status>> {
         let piece = self.next_address(dma)?;
         Some(piece.and_then(|(address, length)| {
             let memory = dma.resolve(address, length).ok_or(Status::DATA_TRANSFER)?;
@@ -86,7 +87,7 @@ impl Transfer {
 
     /// The bus address and length of the next piece, not resolved.
     #[inline]
-    pub(super) fn next_address(&mut self, dma: &impl Dma) -> Option<Result<(u64, u32), Status>> {
+    pub(crate) fn next_address(&mut self, dma: &impl Dma) -> Option<Result<(u64, u32), Status>> {
         if self.left == 0 {
             return None;
         }
@@ -208,7 +209,8 @@ mod tests {
         data: [u64; 2],
         length: u32,
     ) -> Result<Vec<(u64, u32)>, Status> {
-        let mut transfer = Transfer::new(&Sqe { flags, data, ..Sqe::default() }, length)?;
+        let mut transfer =
+            Transfer::new(&Sqe { flags, data, ..Sqe::default() }, length, ENTRIES_MAX)?;
         let base = flat.at(BUS, 0).unwrap().as_ptr() as u64;
         let piece = |memory: Memory| (memory.address as u64 - base, memory.length);
         std::iter::from_fn(|| transfer.next(flat)).map(|result| result.map(piece)).collect()

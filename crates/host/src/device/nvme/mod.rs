@@ -10,14 +10,16 @@
 //! - [`controller`]: registers, admin and I/O commands, arbitration, completion. It knows neither a
 //!   transport nor a thread: registers are two functions, memory is a trait, interrupts are a set
 //!   of ports to wake, time is an argument.
+//! - `identify`: the data of Identify, and log pages.
 //! - [`namespaces`]: their sizes. [`storage`]: what carries commands out.
 //!
 //! The device that the host's shards use, which is a driver in front of such a controller, is
 //! [`crate::device::nvme_soft`].
 
 pub mod controller;
-mod data;
+pub(crate) mod data;
 pub mod dma;
+pub(crate) mod identify;
 pub mod namespaces;
 pub(crate) mod queue;
 pub mod spec;

@@ -167,29 +167,49 @@ impl CqHead {
     }
 }
 
+/// The memory of a queue.
+pub(crate) trait Entries {
+    /// The number of entries.
+    fn size(&self) -> u16;
+}
+
+impl Entries for SqEntries {
+    #[inline]
+    fn size(&self) -> u16 {
+        self.size
+    }
+}
+
+impl Entries for CqEntries {
+    #[inline]
+    fn size(&self) -> u16 {
+        self.size
+    }
+}
+
 /// The controller's end of a submission queue.
-pub(super) struct SqHead {
-    entries: SqEntries,
+pub(crate) struct SqHead<E = SqEntries> {
+    pub(crate) entries: E,
     head: u16,
     /// The tail that was last seen.
     tail: u16,
     /// The completion queue that it goes with.
-    pub(super) cqid: u16,
+    pub(crate) cqid: u16,
     /// Commands seen that the completion queue has no room for yet.
-    pub(super) held: u32,
+    pub(crate) held: u32,
     /// Commands fetched and not completed.
-    pub(super) in_flight: u32,
+    pub(crate) in_flight: u32,
 }
 
-impl SqHead {
-    pub(super) fn new(entries: SqEntries, cqid: u16) -> SqHead {
+impl<E: Entries> SqHead<E> {
+    pub(crate) fn new(entries: E, cqid: u16) -> SqHead<E> {
         SqHead { entries, head: 0, tail: 0, cqid, held: 0, in_flight: 0 }
     }
 
     /// Takes in the doorbell; how many commands are new. A tail that cannot be is ignored.
     #[inline]
-    pub(super) fn see(&mut self, tail: u32) -> u32 {
-        let size = self.entries.size;
+    pub(crate) fn see(&mut self, tail: u32) -> u32 {
+        let size = self.entries.size();
         if tail >= u32::from(size) {
             return 0;
         }
@@ -199,9 +219,30 @@ impl SqHead {
         u32::from(new)
     }
 
+    /// The tail that was last seen.
+    #[inline]
+    pub(crate) fn tail(&self) -> u16 {
+        self.tail
+    }
+
+    /// The place of the next command; there must be one.
+    #[inline]
+    pub(crate) fn advance(&mut self) -> u16 {
+        let index = self.head;
+        self.head = if index + 1 == self.entries.size() { 0 } else { index + 1 };
+        index
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> u16 {
+        self.head
+    }
+}
+
+impl SqHead {
     /// Where the first command of this identifier is that has been seen and not fetched, if there
     /// is one.
-    pub(super) fn find(&self, cid: u16) -> Option<u16> {
+    pub(crate) fn find(&self, cid: u16) -> Option<u16> {
         let size = self.entries.size;
         let next = |&index: &u16| Some(if index + 1 == size { 0 } else { index + 1 });
         let waiting =
@@ -211,21 +252,15 @@ impl SqHead {
 
     /// Fetches the next command; there must be one.
     #[inline]
-    pub(super) fn fetch(&mut self) -> Sqe {
-        let sqe = self.entries.read(self.head);
-        self.head = if self.head + 1 == self.entries.size { 0 } else { self.head + 1 };
-        sqe
-    }
-
-    #[inline]
-    pub(super) fn head(&self) -> u16 {
-        self.head
+    pub(crate) fn fetch(&mut self) -> Sqe {
+        let index = self.advance();
+        self.entries.read(index)
     }
 }
 
 /// The controller's end of a completion queue.
-pub(super) struct CqTail {
-    entries: CqEntries,
+pub(crate) struct CqTail<E = CqEntries> {
+    pub(crate) entries: E,
     tail: u16,
     phase: bool,
     /// The head that was last seen.
@@ -235,17 +270,17 @@ pub(super) struct CqTail {
     /// The filled entries and the entries reserved for commands.
     reserved: u16,
     /// The interrupt vector, if it is to interrupt.
-    pub(super) vector: Option<u16>,
+    pub(crate) vector: Option<u16>,
 }
 
-impl CqTail {
-    pub(super) fn new(entries: CqEntries, vector: Option<u16>) -> CqTail {
+impl<E: Entries> CqTail<E> {
+    pub(crate) fn new(entries: E, vector: Option<u16>) -> CqTail<E> {
         CqTail { entries, tail: 0, phase: true, head: 0, filled: 0, reserved: 0, vector }
     }
 
     /// Takes in the doorbell. A head beyond what was posted is ignored.
-    pub(super) fn see(&mut self, head: u32) {
-        let size = self.entries.size;
+    pub(crate) fn see(&mut self, head: u32) {
+        let size = self.entries.size();
         if head >= u32::from(size) {
             return;
         }
@@ -260,31 +295,41 @@ impl CqTail {
 
     /// Promises entries to as many of `wanted` commands as there is room for.
     #[inline]
-    pub(super) fn reserve(&mut self, wanted: u32) -> u32 {
-        let granted = wanted.min(u32::from(self.entries.size - 1 - self.reserved));
+    pub(crate) fn reserve(&mut self, wanted: u32) -> u32 {
+        let granted = wanted.min(u32::from(self.entries.size() - 1 - self.reserved));
         self.reserved += granted as u16;
         granted
     }
 
     /// Takes promises back.
-    pub(super) fn release(&mut self, count: u32) {
+    pub(crate) fn release(&mut self, count: u32) {
         self.reserved -= count as u16;
     }
 
     /// Whether anything is promised or posted and not taken.
-    pub(super) fn is_in_use(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         self.reserved > 0
     }
 
-    /// Posts the entry of a command to which it was promised.
+    /// The place and the phase of the next entry, which was promised to a command.
     #[inline]
-    pub(super) fn post(&mut self, cqe: Cqe) {
+    pub(crate) fn advance(&mut self) -> (u16, bool) {
         debug_assert!(self.filled < self.reserved);
-        self.entries.write(self.tail, cqe, self.phase);
+        let next = (self.tail, self.phase);
         self.filled += 1;
         self.tail += 1;
-        if self.tail == self.entries.size {
+        if self.tail == self.entries.size() {
             (self.tail, self.phase) = (0, !self.phase);
         }
+        next
+    }
+}
+
+impl CqTail {
+    /// Posts the entry of a command to which it was promised.
+    #[inline]
+    pub(crate) fn post(&mut self, cqe: Cqe) {
+        let (index, phase) = self.advance();
+        self.entries.write(index, cqe, phase);
     }
 }

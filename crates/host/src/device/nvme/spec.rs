@@ -189,6 +189,10 @@ impl Status {
     pub const SGL_TYPE: Status = Status::generic(0x11);
     /// A PRP entry with an offset that it may not have.
     pub const PRP_OFFSET: Status = Status::generic(0x13);
+    /// Its submission queue was deleted.
+    pub const SQ_DELETED: Status = Status::generic(0x08);
+    /// The namespace is write protected.
+    pub const WRITE_PROTECTED: Status = Status::generic(0x20);
     /// An Abort ended it.
     pub const ABORT_REQUESTED: Status = Status::generic(0x07);
     /// Blocks beyond the namespace's end.
@@ -213,6 +217,10 @@ impl Status {
     pub const INVALID_QUEUE_DELETION: Status = Status::command(0x0c);
     /// Features are not saved.
     pub const NOT_SAVEABLE: Status = Status::command(0x0d);
+    /// The value of a feature cannot be changed.
+    pub const NOT_CHANGEABLE: Status = Status::command(0x0e);
+    /// The data differ.
+    pub const COMPARE_FAILURE: Status = Status(2 << 8 | 0x85 | DO_NOT_RETRY);
     /// Writing failed.
     pub const WRITE_FAULT: Status = Status(2 << 8 | 0x80);
     /// Reading failed.
@@ -277,6 +285,8 @@ pub mod admin {
     pub const SET_FEATURES: u8 = 0x09;
     pub const GET_FEATURES: u8 = 0x0a;
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0c;
+    pub const KEEP_ALIVE: u8 = 0x18;
+    pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7c;
 }
 
 /// I/O opcodes of the NVM command set.
@@ -285,8 +295,10 @@ pub mod nvm {
     pub const FLUSH: u8 = 0x00;
     pub const WRITE: u8 = 0x01;
     pub const READ: u8 = 0x02;
+    pub const COMPARE: u8 = 0x05;
     pub const WRITE_ZEROES: u8 = 0x08;
     pub const DATASET_MANAGEMENT: u8 = 0x09;
+    pub const VERIFY: u8 = 0x0c;
     /// CDW12: the data is on stable storage before the completion.
     pub const FUA: u32 = 1 << 30;
     /// CDW12: no more effort than usual; for zeroing, fail rather than write.
@@ -305,9 +317,16 @@ pub mod nvm {
 pub mod feature {
     #![allow(missing_docs)]
     pub const ARBITRATION: u8 = 0x01;
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+    pub const ERROR_RECOVERY: u8 = 0x05;
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    pub const INTERRUPT_COALESCING: u8 = 0x08;
+    pub const INTERRUPT_VECTOR: u8 = 0x09;
+    pub const WRITE_ATOMICITY: u8 = 0x0a;
     pub const ASYNC_EVENTS: u8 = 0x0b;
+    pub const KEEP_ALIVE: u8 = 0x0f;
 }
 
 /// Log page identifiers.
@@ -317,6 +336,8 @@ pub mod log {
     pub const ERROR: u8 = 0x01;
     pub const SMART: u8 = 0x02;
     pub const FIRMWARE: u8 = 0x03;
+    pub const CHANGED_NAMESPACES: u8 = 0x04;
+    pub const EFFECTS: u8 = 0x05;
 }
 
 /// Controller registers: offsets in bytes.
@@ -324,6 +345,8 @@ pub mod register {
     #![allow(missing_docs)]
     pub const CAP: u32 = 0x00;
     pub const VS: u32 = 0x08;
+    pub const INTMS: u32 = 0x0c;
+    pub const INTMC: u32 = 0x10;
     pub const CC: u32 = 0x14;
     pub const CSTS: u32 = 0x1c;
     pub const AQA: u32 = 0x24;

@@ -24,7 +24,7 @@ use crate::server::guests::GuestSocket;
 use crate::server::handover::{
     Counts, HEAD, LeftCaps, LeftDoor, LeftGroup, LeftTenant, PATIENCE, Role, State, copy, keep_open,
 };
-use crate::server::{AdminError, Listen, Successor};
+use crate::server::{AdminError, AttachmentKind, Listen, Successor};
 use crate::server::{ControlThread, Drain};
 use crate::shard::Message;
 use crate::shard::halt::Halt;
@@ -122,6 +122,12 @@ impl ControlThread<'_> {
         }
         if self.leaving.is_some() {
             return Err(refuse("the policy is being changed: try again when that is over"));
+        }
+        if !self.server.controllers.is_empty() {
+            return Err(refuse(
+                "a guest has attached a controller (vfio-user), whose state this program does not \
+                 hand over: detach it, or restart the server instead",
+            ));
         }
         if let Some(member) = resized {
             let name = &member.tenant.name;
@@ -314,7 +320,8 @@ impl ControlThread<'_> {
             clock_origin_ns: Clock::default().origin_ns(),
             elapsed: self.started.elapsed(),
             doors: self.doors(),
-            guest_directories: self.guest_directories.clone(),
+            guest_directories: self.directories(AttachmentKind::VhostUser),
+            controller_directories: self.directories(AttachmentKind::VfioUser),
             groups: self.schedulers.caps_of_groups().into_iter().map(group).collect(),
             connections,
             guests: Vec::new(),

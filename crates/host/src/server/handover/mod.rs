@@ -72,6 +72,9 @@ pub struct State {
     /// The directories with a socket for the guests of each tenant.
     #[serde(default)]
     guest_directories: Vec<PathBuf>,
+    /// The same for NVMe controllers.
+    #[serde(default)]
+    controller_directories: Vec<PathBuf>,
     groups: Vec<LeftGroup>,
     connections: Vec<Packed>,
     /// The sessions of guests.
@@ -155,6 +158,7 @@ pub(super) enum Role {
     Http,
     Control,
     Guests,
+    Controllers,
 }
 
 /// A listening socket.

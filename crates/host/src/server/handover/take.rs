@@ -21,7 +21,7 @@ use crate::server::ControlThread;
 use crate::server::guests::GuestSocket;
 use crate::server::handover::{Before, Counts, LeftDoor, LeftTenant, Role, State, take_copy};
 use crate::server::listeners::Listener;
-use crate::server::{Member, ServerError, TenantList, calls, system};
+use crate::server::{AttachmentKind, Listen, Member, ServerError, TenantList, calls, system};
 use crate::shard::fence::Fences;
 use crate::shard::pool::Shards;
 use crate::shard::volume::Volume;
@@ -118,12 +118,21 @@ impl ControlThread<'_> {
         before: &mut Before,
         calls: &calls::Calls,
     ) -> Result<(), ServerError> {
-        self.guest_directories.clone_from(&before.state.guest_directories);
+        let (guests, controllers) =
+            (&before.state.guest_directories, &before.state.controller_directories);
+        let controllers = controllers.iter().cloned().map(Listen::VfioUser);
+        self.guest_directories =
+            guests.iter().cloned().map(Listen::VhostUser).chain(controllers).collect();
         for LeftDoor { at, role, fd, is_inherited, .. } in before.state.doors.clone() {
             let socket = take_copy(&mut before.copies, fd);
-            if role == Role::Guests {
+            let kind = match role {
+                Role::Guests => Some(AttachmentKind::VhostUser),
+                Role::Controllers => Some(AttachmentKind::VfioUser),
+                Role::Clients | Role::Http | Role::Control => None,
+            };
+            if let Some(kind) = kind {
                 let socket = socket.map_err(system("cannot take over a socket for guests"))?;
-                self.take_guest(&at, socket);
+                self.take_guest(kind, &at, socket);
                 continue;
             }
             let listener = socket.and_then(Listener::of);
@@ -139,7 +148,7 @@ impl ControlThread<'_> {
         before.commit();
         for door in &before.state.doors {
             let Some(path) = &door.name else { continue };
-            if door.role == Role::Guests {
+            if matches!(door.role, Role::Guests | Role::Controllers) {
                 self.guests.get_mut(path).into_iter().for_each(GuestSocket::own);
                 continue;
             }

@@ -7,16 +7,22 @@ use fairq_core::{Op, PortSet};
 use fairq_device::{Arbitration, QueueIndex};
 
 use super::{
-    ABORTS, Controller, ENTRIES_MAX, ERRORS, EVENT_REQUESTS, Options, QUEUES, State, VECTORS,
-    class_of_qprio, identify,
+    ABORTS, Controller, ENTRIES_MAX, EVENT_REQUESTS, Options, QUEUES, State, VECTORS, VERSION,
+    class_of_qprio,
 };
 use crate::device::Command;
-use crate::device::nvme::data::Transfer;
+use crate::device::nvme::data::{self, Transfer};
 use crate::device::nvme::dma::{Dma, queue_memory};
+use crate::device::nvme::identify::{self, About, ERRORS, oncs};
 use crate::device::nvme::queue::{CqEntries, CqTail, SqEntries, SqHead};
 use crate::device::nvme::spec::{
     CQE, LBA_SHIFT, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log,
 };
+
+/// MDTS: 2^13 pages, 32 MiB, which is the most that a read or write can name anyway.
+const MDTS: u8 = 13;
+/// The logs that there are.
+const LOGS: [u8; 4] = [log::SUPPORTED, log::ERROR, log::SMART, log::FIRMWARE];
 
 /// An Abort that waits for its command's turn.
 pub(super) struct Abort {
@@ -169,18 +175,39 @@ impl State {
             self.options.namespaces.size(index)
         };
         let bytes = match sqe.cdw10 & 0xff {
-            0x00 if sqe.nsid == NSID_ALL => identify::namespace(&self.options, 0),
-            0x00 => identify::namespace(&self.options, size().ok_or(Status::INVALID_NAMESPACE)?),
-            0x01 => identify::controller(&self.options),
+            0x00 if sqe.nsid == NSID_ALL => identify::namespace(0, self.options.discard_zeroes),
+            0x00 => {
+                let size = size().ok_or(Status::INVALID_NAMESPACE)?;
+                identify::namespace(size, self.options.discard_zeroes)
+            }
+            0x01 => identify::controller(&self.about()),
             0x02 if sqe.nsid >= NSID_ALL - 1 => return Err(Status::INVALID_NAMESPACE),
             0x02 => identify::active_namespaces(sqe.nsid, &self.options.namespaces),
             0x03 => {
                 size().ok_or(Status::INVALID_NAMESPACE)?;
-                identify::descriptors(sqe.nsid)
+                identify::descriptors(identify::numbered(sqe.nsid))
             }
             _ => return Err(Status::INVALID_FIELD),
         };
         send(&controller.dma, sqe, &bytes)
+    }
+
+    fn about(&self) -> About<'static> {
+        About {
+            serial: "FAIRQ0001",
+            model: "fairq software NVMe controller",
+            name: "nqn.2026-01.org.fairq:soft",
+            version: VERSION,
+            mdts: MDTS,
+            entries_max: ENTRIES_MAX,
+            namespaces: self.options.namespaces.count() as u32,
+            aborts: ABORTS as u8,
+            event_requests: EVENT_REQUESTS as u8,
+            async_events: 0,
+            admin_commands: 0,
+            commands: oncs::WRITE_ZEROES | oncs::DATASET_MANAGEMENT,
+            has_cache: self.options.volatile_cache,
+        }
     }
 
     fn create_cq<M: Dma>(&mut self, controller: &Controller<M>, sqe: &Sqe) -> Result<(), Status> {
@@ -358,7 +385,7 @@ impl State {
 
     fn get_log_page<M: Dma>(&self, controller: &Controller<M>, sqe: &Sqe) -> Result<(), Status> {
         let page = match sqe.cdw10 as u8 {
-            log::SUPPORTED => identify::supported_logs(),
+            log::SUPPORTED => identify::supported_logs(&LOGS),
             log::ERROR => identify::error_log(self.admin.errors.iter()),
             log::SMART if sqe.nsid != 0 && sqe.nsid != NSID_ALL => {
                 return Err(Status::INVALID_FIELD);
@@ -380,7 +407,7 @@ impl State {
 
 /// Writes bytes to a command's data.
 fn send(dma: &impl Dma, sqe: &Sqe, bytes: &[u8]) -> Result<(), Status> {
-    let mut transfer = Transfer::new(sqe, bytes.len() as u32)?;
+    let mut transfer = Transfer::new(sqe, bytes.len() as u32, data::ENTRIES_MAX)?;
     let mut rest = bytes;
     while let Some(piece) = transfer.next(dma) {
         let memory = piece?;

@@ -4,7 +4,7 @@ use fairq_core::Op;
 
 use super::{Slot, Step};
 use crate::device::Command;
-use crate::device::nvme::data::Transfer;
+use crate::device::nvme::data::{ENTRIES_MAX, Transfer};
 use crate::device::nvme::dma::{Dma, read_pair};
 use crate::device::nvme::namespaces::Namespaces;
 use crate::device::nvme::spec::{LBA, LBA_SHIFT, NSID_ALL, Sqe, Status, nvm};
@@ -68,7 +68,7 @@ impl Slot {
                 (self.command.offset, _) = range(lba, blocks, size)?;
                 self.command.length = (blocks as u32) << LBA_SHIFT;
                 if op != Op::WriteZeroes {
-                    self.transfer = Transfer::new(sqe, self.command.length)?;
+                    self.transfer = Transfer::new(sqe, self.command.length, ENTRIES_MAX)?;
                 }
             }
         }
@@ -79,7 +79,7 @@ impl Slot {
     #[cold]
     fn decode_ranges(&mut self, sqe: &Sqe, size: u64, dma: &impl Dma) -> Result<(), Status> {
         self.ranges.clear();
-        let mut transfer = Transfer::new(sqe, ((sqe.cdw10 & 0xff) + 1) * nvm::RANGE)?;
+        let mut transfer = Transfer::new(sqe, ((sqe.cdw10 & 0xff) + 1) * nvm::RANGE, ENTRIES_MAX)?;
         if sqe.cdw11 & nvm::ATTRIBUTE_DEALLOCATE == 0 {
             // The rest is advice that nobody here could use.
             return Ok(());

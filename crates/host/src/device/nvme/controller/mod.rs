@@ -57,7 +57,6 @@ use crate::io::memory::Memory;
 
 mod abort;
 mod admin_commands;
-mod identify;
 mod io_commands;
 #[cfg(test)]
 mod tests;
@@ -77,14 +76,12 @@ pub const QUEUES_MAX: u16 = QUEUES as u16 - 1;
 const ABORTS: usize = 4;
 /// Asynchronous event requests that are kept (AERL + 1).
 const EVENT_REQUESTS: usize = 4;
-/// Entries of the error log (ELPE + 1).
-const ERRORS: usize = 64;
 /// The most entries of a queue.
 pub const ENTRIES_MAX: u16 = 4096;
 /// Interrupt vectors.
 pub const VECTORS: u16 = QUEUES as u16;
 /// Version 1.4, the last one whose mandatory log pages and data structures are all here.
-const VERSION: u32 = 0x0001_0400;
+pub(crate) const VERSION: u32 = 0x0001_0400;
 /// A thread that has commands here and waits for an event stays awake for this long before it:
 /// sleeping is not that exact.
 pub const AWAKE_NS: u64 = 30_000;

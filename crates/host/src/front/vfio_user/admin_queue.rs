@@ -1,0 +1,522 @@
+//! The admin queue: a session's thread carries out its commands, one after the other, when the
+//! guest rings its doorbell.
+//!
+//! **Queues.** A completion queue belongs to shard `number + id`, modulo the number of shards, and
+//! its submission queues are there, too. If the guest has chosen weighted round robin, all queues
+//! are on one shard, so that one arbiter chooses among their commands.
+//!
+//! **Aborts.** A command that was fetched runs to its end, so an Abort takes back only requests for
+//! asynchronous events. The deletion of a submission queue takes back the commands that wait in the
+//! scheduler; the reply comes when the device has returned the memory of the others.
+//!
+//! **Bounds.** A guest that fills its admin queue without end keeps its own session's thread busy.
+
+use fairq_device::arbiter::class_of_qprio;
+use fairq_device::{Arbitration, Mechanism};
+
+use crate::device::nvme::identify::{self, About, oncs};
+use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
+use crate::front::guest_memory::{self, Outside};
+use crate::front::vfio_user::bridge::QUEUES;
+use crate::front::vfio_user::controller_state::{
+    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, Session, VECTORS, VERSION, WARNING,
+};
+use crate::front::vfio_user::decode::{self, MDTS, NSID};
+use crate::front::vfio_user::queue_group::{GuestRing, NewCq, NewGroup, NewSq};
+use crate::front::vfio_user::queue_groups::Message;
+
+/// Aborts at a time (ACL + 1); each ends at once.
+const ABORTS: u8 = 4;
+/// Result of an Abort whose command goes on, or is unknown.
+const NOT_ABORTED: u32 = 1;
+/// CC.IOSQES and CC.IOCQES of entries of 64 and of 16 bytes.
+const ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
+/// OACS: the doorbell buffer.
+const DOORBELL_BUFFER: u16 = 1 << 8;
+/// The notice that the namespace has changed: its bit in OAES and in the feature, and the event.
+const NAMESPACE_CHANGED: u32 = 1 << 8;
+const NAMESPACE_EVENT: u32 = (log::CHANGED_NAMESPACES as u32) << 16 | 2;
+/// The logs that there are.
+const LOGS: [u8; 6] =
+    [log::SUPPORTED, log::ERROR, log::SMART, log::FIRMWARE, log::CHANGED_NAMESPACES, log::EFFECTS];
+/// The end of an admin command.
+enum Answer {
+    Now(u32),
+    /// When an event comes.
+    Later,
+}
+
+impl Session {
+    /// Carries out the admin commands that wait.
+    pub(super) fn administer(&mut self) {
+        let Some(mut queue) = self.admin.take() else { return };
+        if let Err(outside) = self.carry_out(&mut queue) {
+            self.break_admin(outside);
+        }
+        self.put_back(queue);
+    }
+
+    /// Puts the admin queue back, and interrupts the guest if it has completions.
+    fn put_back(&mut self, mut queue: AdminQueue) {
+        let has_posted = std::mem::take(&mut queue.has_posted);
+        self.admin = Some(queue);
+        if has_posted {
+            self.interrupt(0);
+        }
+    }
+
+    fn break_admin(&self, outside: Outside) {
+        tracing::warn!(
+            disk = self.bridge.name(), %outside,
+            "a guest's admin queue is not in its memory: its controller has failed until it is reset"
+        );
+        self.bridge.fail();
+    }
+
+    fn carry_out(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
+        queue.sq.held += queue.sq.see(self.bridge.tail(0));
+        while queue.sq.held > 0 && !self.bridge.has_failed() {
+            if queue.cq.reserve(1) == 0 {
+                queue.cq.see(self.bridge.head(0));
+                if queue.cq.reserve(1) == 0 {
+                    break;
+                }
+            }
+            queue.sq.held -= 1;
+            let index = queue.sq.advance();
+            let sqe = queue.sq.entries.read(&self.guest, index)?;
+            let (result, status) = match self.execute(queue, &sqe) {
+                Ok(Answer::Later) => {
+                    queue.cq.release(1);
+                    continue;
+                }
+                Ok(Answer::Now(result)) => (result, Status::SUCCESS),
+                Err(status) => (0, status),
+            };
+            if !status.is_success() {
+                self.bridge.log_error(0, sqe.cid, status, 0, sqe.nsid);
+            }
+            self.post(queue, sqe.cid, result, status)?;
+        }
+        self.notify(queue)
+    }
+
+    /// Posts a completion, for which there is a place.
+    fn post(
+        &self,
+        queue: &mut AdminQueue,
+        cid: u16,
+        result: u32,
+        status: Status,
+    ) -> Result<(), Outside> {
+        let cqe = Cqe { result, sq_head: queue.sq.head(), sqid: 0, cid, status };
+        let place = queue.cq.advance();
+        queue.cq.entries.write(&self.guest, place, cqe)?;
+        queue.has_posted = true;
+        Ok(())
+    }
+
+    /// The namespace has another size.
+    pub(super) fn namespace_changed(&mut self) {
+        let Some(mut queue) = self.admin.take() else { return };
+        queue.has_changed = true;
+        if let Err(outside) = self.notify(&mut queue) {
+            self.break_admin(outside);
+        }
+        self.put_back(queue);
+    }
+
+    /// Sends the notice that the namespace has changed, once until the guest reads the log.
+    fn notify(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
+        let is_wanted = queue.async_events & NAMESPACE_CHANGED != 0;
+        if !queue.has_changed || queue.is_notified || !is_wanted {
+            return Ok(());
+        }
+        queue.cq.see(self.bridge.head(0));
+        if queue.event_requests.is_empty() || queue.cq.reserve(1) == 0 {
+            return Ok(());
+        }
+        let cid = queue.event_requests.remove(0);
+        queue.is_notified = true;
+        self.post(queue, cid, NAMESPACE_EVENT, Status::SUCCESS)
+    }
+
+    fn execute(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<Answer, Status> {
+        let (is_fused, is_sgl) = (sqe.flags & 3 != 0, sqe.flags >> 6 != 0);
+        if is_fused || is_sgl {
+            return Err(Status::INVALID_FIELD);
+        }
+        let done = |()| Answer::Now(0);
+        match sqe.opcode {
+            admin::IDENTIFY => self.identify(sqe).map(done),
+            admin::CREATE_CQ => self.create_cq(queue, sqe).map(done),
+            admin::CREATE_SQ => self.create_sq(queue, sqe).map(done),
+            admin::DELETE_CQ => self.delete_cq(queue, sqe).map(done),
+            admin::DELETE_SQ => self.delete_sq(queue, sqe).map(done),
+            admin::SET_FEATURES => self.set_feature(queue, sqe).map(Answer::Now),
+            admin::GET_FEATURES => self.get_feature(queue, sqe).map(Answer::Now),
+            admin::GET_LOG_PAGE => self.get_log(queue, sqe).map(done),
+            admin::ABORT => self.abort(queue, sqe).map(Answer::Now),
+            admin::KEEP_ALIVE => Ok(Answer::Now(0)),
+            admin::DOORBELL_BUFFER_CONFIG => self.set_shadow(queue, sqe).map(done),
+            admin::ASYNC_EVENT_REQUEST if queue.event_requests.len() == EVENT_REQUESTS => {
+                Err(Status::AER_LIMIT)
+            }
+            admin::ASYNC_EVENT_REQUEST => {
+                queue.event_requests.push(sqe.cid);
+                Ok(Answer::Later)
+            }
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    fn identify(&self, sqe: &Sqe) -> Result<(), Status> {
+        let (structure, command_set) = (sqe.cdw10 & 0xff, sqe.cdw11 >> 24);
+        let is_it = sqe.nsid == NSID;
+        let nothing = || vec![0; PAGE as usize];
+        let bytes = match structure {
+            0x00 | 0x05 if !is_it && sqe.nsid != NSID_ALL => {
+                return Err(Status::INVALID_NAMESPACE);
+            }
+            0x00 => {
+                let size = if is_it { *self.bridge.size() } else { 0 };
+                let mut data = identify::namespace(size, true);
+                identify::prefer(&mut data, self.block, self.preferred, self.volume.read_only);
+                data
+            }
+            0x01 => {
+                let name = format!("nqn.2026-01.org.fairq:{}", self.bridge.name());
+                // Names have any characters, and serial numbers those of ASCII.
+                let serial: String = self
+                    .bridge
+                    .name()
+                    .chars()
+                    .map(|one| if one.is_ascii_graphic() { one } else { '?' })
+                    .collect();
+                identify::controller(&about(&serial, &name))
+            }
+            0x02 if sqe.nsid >= NSID_ALL - 1 => return Err(Status::INVALID_NAMESPACE),
+            0x02 => identify::active_namespaces(sqe.nsid, &vec![1].into()),
+            0x03 if !is_it => return Err(Status::INVALID_NAMESPACE),
+            0x03 => identify::descriptors(identify::named(self.bridge.name())),
+            // The parts of the NVM command set: no limits beside MDTS, no formats with metadata.
+            0x05 | 0x06 if command_set == 0 => nothing(),
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        self.give(sqe, &bytes)
+    }
+
+    /// Writes bytes to a command's data.
+    fn give(&self, sqe: &Sqe, bytes: &[u8]) -> Result<(), Status> {
+        let mut memory = Vec::new();
+        decode::translate(sqe, bytes.len() as u32, &self.guest, &mut memory)?;
+        // SAFETY: the memory was translated with the present generation, which is mapped.
+        unsafe { guest_memory::write(&memory, bytes) };
+        Ok(())
+    }
+
+    // Queues.
+
+    /// The identifier and the ring of a queue to be created.
+    fn new_queue(
+        &self,
+        queue: &AdminQueue,
+        sqe: &Sqe,
+        entry: usize,
+    ) -> Result<(u16, GuestRing), Status> {
+        let (id, size) = (sqe.cdw10 as u16, sqe.cdw10 >> 16);
+        if id == 0 || id > queue.granted {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        let are_entries = self.registers.cc & 0xff << 16 == ENTRY_SIZES;
+        if size == 0 || size >= u32::from(ENTRIES) || !are_entries {
+            return Err(Status::INVALID_QUEUE_SIZE);
+        }
+        let is_contiguous = sqe.cdw11 & 1 != 0;
+        if !is_contiguous {
+            return Err(Status::INVALID_FIELD);
+        }
+        let (address, size) = (sqe.data[0], size as u16 + 1);
+        if !address.is_multiple_of(PAGE) {
+            return Err(Status::PRP_OFFSET);
+        }
+        let bytes = u32::from(size) * entry as u32;
+        let is_there = self.guest.translate(address, bytes, &mut Vec::new());
+        is_there.map_err(|_| Status::DATA_TRANSFER)?;
+        Ok((id, GuestRing { address, size }))
+    }
+
+    fn create_cq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let (id, ring) = self.new_queue(queue, sqe, CQE)?;
+        let (vector, interrupts) = ((sqe.cdw11 >> 16) as u16, sqe.cdw11 & 2 != 0);
+        if queue.cqs[usize::from(id)].is_some() {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        if vector >= VECTORS {
+            return Err(Status::INVALID_VECTOR);
+        }
+        let shard = match queue.mechanism {
+            Mechanism::RoundRobin => (self.home() + usize::from(id)) % self.shards,
+            Mechanism::Weighted => self.home(),
+        };
+        self.bridge.ring(2 * usize::from(id) + 1, 0);
+        let call = self.vectors.get(usize::from(vector)).cloned().flatten();
+        let cq = || NewCq {
+            id,
+            ring,
+            vector: interrupts.then_some(vector),
+            call: call.clone().filter(|_| interrupts),
+        };
+        // The size does not change between here and the message.
+        let size = self.bridge.size();
+        let mut volume = self.volume.clone();
+        volume.size = *size;
+        let group = NewGroup {
+            session: self.number,
+            shard,
+            bridge: self.bridge.clone(),
+            volume,
+            guest: self.guest.clone(),
+            shadow: queue.shadow,
+            mechanism: queue.mechanism,
+            arbitration: queue.arbitration,
+        };
+        let (reply, done) = std::sync::mpsc::channel();
+        (self.send)(shard, Message::AddCq { group: Box::new(group), cq: cq(), reply });
+        drop(size);
+        let _ = done.recv();
+        queue.cqs[usize::from(id)] = Some(CqPlace { shard, users: 0 });
+        queue.has_queues = true;
+        Ok(())
+    }
+
+    fn create_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let (id, ring) = self.new_queue(queue, sqe, SQE)?;
+        let cqid = (sqe.cdw11 >> 16) as u16;
+        if queue.sqs[usize::from(id)].is_some() || cqid == 0 || cqid > queue.granted {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        let cq = queue.cqs[usize::from(cqid)].as_mut().ok_or(Status::CQ_INVALID)?;
+        let place = self.attachment.take(cq.shard).map_err(|error| {
+            tracing::warn!(disk = self.bridge.name(), queue = id, %error, "no queue");
+            Status::INTERNAL
+        })?;
+        self.bridge.ring(2 * usize::from(id), 0);
+        let class = class_of_qprio(sqe.cdw11 >> 1);
+        let sq = NewSq { id, ring, cqid, class, place };
+        cq.users += 1;
+        let shard = cq.shard;
+        queue.sqs[usize::from(id)] = Some(cqid);
+        let session = self.number;
+        self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
+        Ok(())
+    }
+
+    fn delete_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let id = sqe.cdw10 as u16;
+        let cqid = queue.sqs.get_mut(usize::from(id)).and_then(Option::take);
+        let cqid = cqid.ok_or(Status::INVALID_QUEUE_ID)?;
+        let session = self.number;
+        if let Some(cq) = queue.cqs[usize::from(cqid)].as_mut() {
+            cq.users -= 1;
+            self.on(cq.shard, |reply| Message::DeleteSq { session, id, reply });
+        }
+        Ok(())
+    }
+
+    fn delete_cq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let id = sqe.cdw10 as u16;
+        let place = queue.cqs.get_mut(usize::from(id)).ok_or(Status::INVALID_QUEUE_ID)?;
+        let cq = place.ok_or(Status::INVALID_QUEUE_ID)?;
+        if cq.users > 0 {
+            return Err(Status::INVALID_QUEUE_DELETION);
+        }
+        *place = None;
+        let session = self.number;
+        self.on(cq.shard, |reply| Message::DeleteCq { session, id, reply });
+        Ok(())
+    }
+
+    /// Sends a shard a message, and waits until it has carried it out.
+    fn on(&self, shard: usize, message: impl FnOnce(std::sync::mpsc::Sender<()>) -> Message) {
+        let (reply, done) = std::sync::mpsc::channel();
+        (self.send)(shard, message(reply));
+        // Nothing is sent: the sender is dropped.
+        let _ = done.recv();
+    }
+
+    fn set_shadow(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let addresses = sqe.data;
+        if !addresses.iter().all(|address| address.is_multiple_of(PAGE)) {
+            return Err(Status::PRP_OFFSET);
+        }
+        let is_there = addresses.iter().all(|&address| self.guest.at(address, PAGE).is_ok());
+        if !is_there {
+            return Err(Status::INVALID_FIELD);
+        }
+        queue.shadow = Some(addresses);
+        let session = self.number;
+        self.on_all(|reply| Message::Shadow { session, addresses, reply });
+        Ok(())
+    }
+
+    fn abort(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<u32, Status> {
+        let (sqid, cid) = (sqe.cdw10 as u16, (sqe.cdw10 >> 16) as u16);
+        let place = queue.event_requests.iter().position(|&request| request == cid);
+        match place.filter(|_| sqid == 0) {
+            Some(place) if queue.cq.reserve(1) > 0 => {
+                queue.event_requests.remove(place);
+                let aborted = self.post(queue, cid, 0, Status::ABORT_REQUESTED);
+                aborted.map(|()| 0).map_err(|_| Status::INTERNAL)
+            }
+            _ => Ok(NOT_ABORTED),
+        }
+    }
+
+    // Features.
+
+    fn set_feature(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<u32, Status> {
+        let (wants_saving, value) = (sqe.cdw10 >> 31 != 0, sqe.cdw11);
+        if wants_saving {
+            return Err(Status::NOT_SAVEABLE);
+        }
+        match sqe.cdw10 as u8 {
+            feature::ARBITRATION => {
+                queue.arbitration = Arbitration::from_cdw11(value);
+                let (session, arbitration) = (self.number, queue.arbitration);
+                self.on_all(|reply| Message::Arbitration { session, arbitration, reply });
+            }
+            // There is one power state.
+            feature::POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Status::INVALID_FIELD),
+            feature::POWER_MANAGEMENT => {}
+            feature::TEMPERATURE_THRESHOLD => {
+                // Only the composite temperature has thresholds: over, and under.
+                let (sensor, kind) = (value >> 16 & 0xf, value >> 20 & 3);
+                let threshold = queue.thresholds.get_mut(kind as usize);
+                let threshold = threshold.filter(|_| sensor == 0 || sensor == 0xf);
+                *threshold.ok_or(Status::INVALID_FIELD)? = value as u16;
+            }
+            feature::ERROR_RECOVERY if value >> 16 != 0 => return Err(Status::INVALID_FIELD),
+            feature::ERROR_RECOVERY => queue.error_recovery = value,
+            feature::VOLATILE_WRITE_CACHE => self.bridge.set_cache(value & 1 != 0),
+            feature::NUMBER_OF_QUEUES if queue.has_queues => return Err(Status::COMMAND_SEQUENCE),
+            feature::NUMBER_OF_QUEUES => {
+                let (submission, completion) = (value & 0xffff, value >> 16);
+                if submission == 0xffff || completion == 0xffff {
+                    return Err(Status::INVALID_FIELD);
+                }
+                // Submission and completion queues come in pairs.
+                queue.granted = (submission.max(completion) + 1).min(QUEUES as u32) as u16;
+                return Ok(queue.number_of_queues());
+            }
+            feature::INTERRUPT_COALESCING => queue.coalescing = value & 0xffff,
+            feature::INTERRUPT_VECTOR => {
+                let (vector, is_uncoalesced) = (value & 0xffff, value >> 16 & 1);
+                if vector >= u32::from(VECTORS) {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let bits = queue.uncoalesced & !(1 << vector);
+                queue.uncoalesced = bits | u128::from(is_uncoalesced) << vector;
+            }
+            feature::WRITE_ATOMICITY => queue.atomicity = value & 1,
+            feature::ASYNC_EVENTS => queue.async_events = value,
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok(0)
+    }
+
+    fn get_feature(&self, queue: &AdminQueue, sqe: &Sqe) -> Result<u32, Status> {
+        let (id, select, argument) = (sqe.cdw10 as u8, sqe.cdw10 >> 8 & 7, sqe.cdw11);
+        let (current, default) = match id {
+            feature::ARBITRATION => (queue.arbitration.cdw11(), Arbitration::RESET.cdw11()),
+            feature::POWER_MANAGEMENT => (0, 0),
+            feature::TEMPERATURE_THRESHOLD => {
+                let kind = (argument >> 20 & 3) as usize;
+                let value = queue.thresholds.get(kind).filter(|_| argument >> 16 & 0xf == 0);
+                let value = *value.ok_or(Status::INVALID_FIELD)?;
+                (value.into(), if kind == 0 { WARNING.into() } else { 0 })
+            }
+            feature::ERROR_RECOVERY => (queue.error_recovery, 0),
+            feature::VOLATILE_WRITE_CACHE => (u32::from(self.bridge.caches_writes()), 1),
+            feature::NUMBER_OF_QUEUES => {
+                let most = QUEUES as u32 - 1;
+                (queue.number_of_queues(), most << 16 | most)
+            }
+            feature::INTERRUPT_COALESCING => (queue.coalescing, 0),
+            feature::INTERRUPT_VECTOR => {
+                let vector = argument & 0xffff;
+                if vector >= u32::from(VECTORS) {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let is_uncoalesced = (queue.uncoalesced >> vector & 1) as u32;
+                (is_uncoalesced << 16 | vector, vector)
+            }
+            feature::WRITE_ATOMICITY => (queue.atomicity, 0),
+            feature::ASYNC_EVENTS => (queue.async_events, 0),
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        let is_changeable = 1 << 2;
+        match select {
+            0 => Ok(current),
+            // Nothing is saved, so the saved value is the default.
+            1 | 2 => Ok(default),
+            3 => Ok(is_changeable),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    // Logs.
+
+    fn get_log(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
+        let (id, retains_event) = (sqe.cdw10 as u8, sqe.cdw10 >> 15 & 1 != 0);
+        let page = match id {
+            log::SUPPORTED => identify::supported_logs(&LOGS),
+            log::ERROR => identify::error_log(self.bridge.errors().iter()),
+            log::SMART if sqe.nsid != 0 && sqe.nsid != NSID_ALL => {
+                return Err(Status::INVALID_FIELD);
+            }
+            log::SMART => identify::smart(&self.bridge.counters()),
+            log::FIRMWARE => identify::firmware(),
+            log::CHANGED_NAMESPACES => identify::changed_namespaces(queue.has_changed),
+            log::EFFECTS => identify::effects(),
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        };
+        let dwords = u64::from(sqe.cdw10 >> 16) | u64::from(sqe.cdw11 & 0xffff) << 16;
+        let offset = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
+        if !offset.is_multiple_of(4) || offset > page.len() as u64 {
+            return Err(Status::INVALID_FIELD);
+        }
+        let rest = &page[offset as usize..];
+        let length = ((dwords + 1) * 4).min(rest.len() as u64) as usize;
+        self.give(sqe, &rest[..length])?;
+        if id == log::CHANGED_NAMESPACES && !retains_event {
+            (queue.has_changed, queue.is_notified) = (false, false);
+        }
+        Ok(())
+    }
+}
+
+fn about<'a>(serial: &'a str, name: &'a str) -> About<'a> {
+    About {
+        serial,
+        model: "fairq",
+        name,
+        version: VERSION,
+        mdts: MDTS,
+        entries_max: ENTRIES,
+        namespaces: 1,
+        aborts: ABORTS,
+        event_requests: EVENT_REQUESTS as u8,
+        async_events: NAMESPACE_CHANGED,
+        admin_commands: DOORBELL_BUFFER,
+        commands: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY,
+        has_cache: true,
+    }
+}
+
+impl AdminQueue {
+    fn number_of_queues(&self) -> u32 {
+        let count = u32::from(self.granted) - 1;
+        count << 16 | count
+    }
+}

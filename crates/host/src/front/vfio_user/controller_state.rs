@@ -1,0 +1,138 @@
+//! The state of one controller's session.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fairq_device::{Arbitration, Mechanism};
+
+use crate::device::nvme::queue::{CqTail, SqHead};
+use crate::front::attach::Attachment;
+use crate::front::guest_memory::Guest;
+use crate::front::vfio_user::bridge::{Bridge, QUEUES};
+use crate::front::vfio_user::pci_config::PciConfig;
+use crate::front::vfio_user::queue_group::GuestRing;
+use crate::front::vfio_user::queue_groups::Message;
+use crate::shard::volume::Volume;
+
+/// The most entries of a queue.
+pub(super) const ENTRIES: u16 = 4096;
+/// Interrupt vectors: one for the admin queue and each I/O queue.
+pub(super) const VECTORS: u16 = QUEUES as u16 + 1;
+/// Version 1.4, the last one whose mandatory log pages and data structures are all here.
+pub(super) const VERSION: u32 = 0x0001_0400;
+/// Asynchronous event requests that are kept (AERL + 1).
+pub(super) const EVENT_REQUESTS: usize = 4;
+/// The warning threshold of the temperature, in kelvin.
+pub(super) const WARNING: u16 = 350;
+
+/// Sends a message to the front end of a shard.
+pub type Send = Arc<dyn Fn(usize, Message) + std::marker::Send + Sync>;
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A session, which is one controller.
+pub(super) struct Session {
+    pub(super) number: u32,
+    pub(super) bridge: Arc<Bridge>,
+    pub(super) volume: Volume,
+    pub(super) block: u32,
+    pub(super) preferred: u32,
+    pub(super) shards: usize,
+    pub(super) send: Send,
+    pub(super) attachment: Arc<Attachment>,
+    /// The protocol's version is agreed.
+    pub(super) is_open: bool,
+    pub(super) guest: Arc<Guest>,
+    /// Regions of memory that cannot be reached: address and size.
+    pub(super) blind: Vec<(u64, u64)>,
+    pub(super) config: PciConfig,
+    /// The MSI-X table, which only its writer reads.
+    pub(super) table: Vec<u8>,
+    /// The eventfd of each interrupt vector.
+    pub(super) vectors: Vec<Option<Arc<OwnedFd>>>,
+    pub(super) registers: Registers,
+    /// There while the controller is enabled.
+    pub(super) admin: Option<AdminQueue>,
+}
+
+/// The registers that a guest writes.
+#[derive(Default)]
+pub(super) struct Registers {
+    pub(super) interrupt_mask: u32,
+    pub(super) cc: u32,
+    pub(super) aqa: u32,
+    pub(super) asq: u64,
+    pub(super) acq: u64,
+}
+
+/// A completion queue that the guest has created.
+#[derive(Clone, Copy)]
+pub(super) struct CqPlace {
+    pub(super) shard: usize,
+    /// Its submission queues.
+    pub(super) users: u16,
+}
+
+/// The admin queue of an enabled controller, and the properties that its commands have set.
+pub(super) struct AdminQueue {
+    pub(super) sq: SqHead<GuestRing>,
+    pub(super) cq: CqTail<GuestRing>,
+    pub(super) has_posted: bool,
+    pub(super) mechanism: Mechanism,
+    pub(super) cqs: [Option<CqPlace>; QUEUES + 1],
+    /// The completion queue of each submission queue.
+    pub(super) sqs: [Option<u16>; QUEUES + 1],
+    /// I/O queues of each kind that may be created, and whether any has been.
+    pub(super) granted: u16,
+    pub(super) has_queues: bool,
+    pub(super) shadow: Option<[u64; 2]>,
+    pub(super) arbitration: Arbitration,
+    /// CDW11 of other features, as they were set.
+    pub(super) error_recovery: u32,
+    pub(super) thresholds: [u16; 2],
+    pub(super) coalescing: u32,
+    pub(super) uncoalesced: u128,
+    pub(super) atomicity: u32,
+    pub(super) async_events: u32,
+    pub(super) event_requests: Vec<u16>,
+    /// The namespace has changed, which the guest has not read yet; and its event has been sent.
+    pub(super) has_changed: bool,
+    pub(super) is_notified: bool,
+}
+
+impl AdminQueue {
+    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism) -> AdminQueue {
+        AdminQueue {
+            sq: SqHead::new(sq, 0),
+            cq: CqTail::new(cq, Some(0)),
+            has_posted: false,
+            mechanism,
+            cqs: [None; QUEUES + 1],
+            sqs: [None; QUEUES + 1],
+            granted: QUEUES as u16,
+            has_queues: false,
+            shadow: None,
+            arbitration: Arbitration::RESET,
+            error_recovery: 0,
+            thresholds: [WARNING, 0],
+            coalescing: 0,
+            uncoalesced: 0,
+            atomicity: 0,
+            async_events: 0,
+            event_requests: Vec::with_capacity(EVENT_REQUESTS),
+            has_changed: false,
+            is_notified: false,
+        }
+    }
+
+    /// The shard of a queue.
+    pub(super) fn shard_of(&self, id: u16, is_completion: bool) -> Option<usize> {
+        let cqid = match is_completion {
+            true => id,
+            false => (*self.sqs.get(usize::from(id))?)?,
+        };
+        (*self.cqs.get(usize::from(cqid))?).map(|cq| cq.shard)
+    }
+}

@@ -1,0 +1,430 @@
+//! One controller's client: a thread that holds the conversation, and carries out register
+//! accesses and admin commands.
+//!
+//! The client sends one command after the other, and waits for the replies that it wants. It may go
+//! at any time; then [`Message::Close`] ends the queues on the shards, and the session is over when
+//! the device has none of their orders.
+//!
+//! **Memory.** A region of the guest's memory comes with a file, which is mapped, or without one;
+//! then no command can have data there. The reply to a removal comes when no command has memory of
+//! a generation with the region. A command's wait in the scheduler therefore delays the reply.
+//!
+//! **Doorbells** are writes of a region. A page of doorbells that the client maps would give no
+//! sign, and a server that may sleep would have to read it for ever. A guest that sends many
+//! commands spares the writes by shadow doorbells, which lie in its own memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
+use crate::front::socket::{FILES, is_eventfd};
+use crate::front::vfio_user::bridge::Bridge;
+use crate::front::vfio_user::controller_state::{Registers, Session, VECTORS, lock};
+use crate::front::vfio_user::framing::{self, Command, FramingError, TRANSFER, command, word};
+use crate::front::vfio_user::pci_config::{self, PciConfig};
+use crate::front::vfio_user::queue_groups::Message;
+
+const PAGE: u64 = 4096;
+
+/// Regions: BAR 0 to 5, the ROM, the configuration space, and VGA.
+const BAR_0: u32 = 0;
+const CONFIG: u32 = 7;
+const REGION_COUNT: u32 = 9;
+/// Kinds of interrupts: INTx, MSI, MSI-X, error, request.
+const MSIX: u32 = 2;
+const IRQ_COUNT: u32 = 5;
+
+/// Flags of DMA_MAP and DMA_UNMAP.
+const WRITEABLE: u32 = 2;
+const UNMAP_ALL: u32 = 2;
+
+/// Flags of SET_IRQS.
+const DATA_NONE: u32 = 1;
+const DATA_BOOL: u32 = 1 << 1;
+const DATA_EVENTFD: u32 = 1 << 2;
+const TRIGGER: u32 = 1 << 5;
+
+/// The reason why a session ends.
+#[derive(Debug, Error)]
+enum End {
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    #[error("the socket: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// The reason why a command gets an error.
+#[derive(Debug, Error)]
+pub(super) enum Refusal {
+    #[error("{0}")]
+    Because(&'static str, i32),
+    #[error(transparent)]
+    Memory(#[from] MapError),
+}
+
+impl Refusal {
+    fn errno(&self) -> i32 {
+        match self {
+            Refusal::Because(_, errno) => *errno,
+            Refusal::Memory(MapError::TooMany) => libc::ENOSPC,
+            Refusal::Memory(MapError::TooLarge) => libc::ENOMEM,
+            Refusal::Memory(MapError::Kernel(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            Refusal::Memory(_) => libc::EINVAL,
+        }
+    }
+}
+
+fn invalid(why: &'static str) -> Refusal {
+    Refusal::Because(why, libc::EINVAL)
+}
+
+/// The body of a session's thread. It waits for a command without its state, so that others find
+/// the state between two commands.
+pub(super) fn run(bridge: &Bridge, session: &Mutex<Session>) {
+    let (disk, number) = (bridge.name(), lock(session).number);
+    tracing::info!(disk, session = number, "a guest attaches its controller");
+    match converse(bridge, session) {
+        Ok(()) => tracing::info!(disk, session = number, "a guest detaches its controller"),
+        Err(end) => tracing::warn!(disk, session = number, %end, "a controller's session ends"),
+    }
+    let session = lock(session);
+    bridge.hang_up();
+    session.close();
+}
+
+fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
+    loop {
+        let [socket, bell] = {
+            let stream = PollFd::new(&bridge.stream, PollFlags::IN);
+            let mut fds = [stream, PollFd::new(&bridge.bell, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result.map_err(io::Error::from)?,
+            };
+            fds.map(|fd| !fd.revents().is_empty())
+        };
+        let mut session = lock(session);
+        if bell && bridge.take_resized() {
+            session.namespace_changed();
+        }
+        if socket {
+            let Some(mut command) = framing::receive(&bridge.stream)? else { return Ok(()) };
+            session.answer(&mut command)?;
+        }
+    }
+}
+
+impl Session {
+    /// Ends all queues, and waits until the device has none of their orders.
+    pub(super) fn close(&self) {
+        self.on_all(|reply| Message::Close { session: self.number, reply });
+    }
+
+    /// Sends all shards a message, and waits until all have carried it out.
+    pub(super) fn on_all(&self, message: impl Fn(std::sync::mpsc::Sender<()>) -> Message) {
+        let (reply, ends) = channel();
+        (0..self.shards).for_each(|shard| (self.send)(shard, message(reply.clone())));
+        drop(reply);
+        // Nothing is sent: the senders are dropped.
+        let _ = ends.recv();
+    }
+
+    fn answer(&mut self, command: &mut Command) -> Result<(), End> {
+        let stream = self.bridge.clone();
+        match self.handle(command) {
+            Ok(body) => framing::reply(&stream.stream, command, &body, &[])?,
+            Err(refusal) => {
+                let (number, disk) = (command.number, self.bridge.name());
+                tracing::debug!(disk, command = number, %refusal, "refused");
+                framing::refuse(&stream.stream, command, refusal.errno())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, request: &mut Command) -> Result<Vec<u8>, Refusal> {
+        if !self.is_open && request.number != command::VERSION {
+            return Err(invalid("the version is not agreed"));
+        }
+        match request.number {
+            command::VERSION => self.agree(request),
+            command::DMA_MAP => self.map(request),
+            command::DMA_UNMAP => self.unmap(request),
+            command::GET_INFO => {
+                let (can_reset, is_pci) = (1, 2);
+                fields(request, 16, [16, can_reset | is_pci, REGION_COUNT, IRQ_COUNT])
+            }
+            command::GET_REGION_INFO => region_info(request),
+            command::GET_REGION_IO_FDS => {
+                let (flags, index) = (request.word(4), request.word(8));
+                if flags != 0 || index >= REGION_COUNT {
+                    return Err(invalid("no such region"));
+                }
+                fields(request, 16, [16, 0, index, 0])
+            }
+            command::GET_IRQ_INFO => {
+                let (index, by_eventfd) = (request.word(8), 1);
+                match index {
+                    MSIX => fields(request, 16, [16, by_eventfd, index, VECTORS.into()]),
+                    _ if index < IRQ_COUNT => fields(request, 16, [16, 0, index, 0]),
+                    _ => Err(invalid("no such interrupt")),
+                }
+            }
+            command::SET_IRQS => self.set_irqs(request).map(|()| Vec::new()),
+            command::REGION_READ => self.read(request),
+            command::REGION_WRITE => {
+                let data = request.body.get(16..).unwrap_or_default();
+                if !request.has(16) || data.len() != request.word(12) as usize {
+                    return Err(invalid("the data do not have the length that they should"));
+                }
+                self.write(request.word(8), request.long(0), data)?;
+                Ok(request.body[..16].to_vec())
+            }
+            command::REGION_WRITE_MULTI => self.write_all(request),
+            command::RESET => {
+                self.reset();
+                Ok(Vec::new())
+            }
+            _ => Err(Refusal::Because("not supported", libc::EOPNOTSUPP)),
+        }
+    }
+
+    /// Agrees on the version, and on what both sides can do.
+    fn agree(&mut self, request: &Command) -> Result<Vec<u8>, Refusal> {
+        if self.is_open || !request.has(4) {
+            return Err(invalid("the version comes once, and first"));
+        }
+        let (major, text) = (request.word(0) as u16, &request.body[4..]);
+        let proposed: Value = match text.split(|&byte| byte == 0).next() {
+            None | Some([]) => Value::Null,
+            Some(text) => serde_json::from_slice(text)
+                .map_err(|_| invalid("the version's data are no JSON"))?,
+        };
+        if major != 0 {
+            return Err(invalid("the version is another"));
+        }
+        let mut capabilities = json!({
+            "max_msg_fds": FILES,
+            "max_data_xfer_size": TRANSFER,
+            "max_dma_maps": REGIONS,
+            "pgsizes": PAGE,
+        });
+        if proposed["capabilities"]["write_multiple"] == json!(true) {
+            capabilities["write_multiple"] = json!(true);
+        }
+        self.is_open = true;
+        let text = json!({ "capabilities": capabilities }).to_string();
+        Ok([&[0; 4], text.as_bytes(), &[0]].concat())
+    }
+
+    // Memory.
+
+    fn map(&mut self, request: &mut Command) -> Result<Vec<u8>, Refusal> {
+        let (flags, offset) = (request.word(4), request.long(8));
+        let (address, size) = (request.long(16), request.long(24));
+        let is_aligned = (address | size | offset).is_multiple_of(PAGE) && size > 0;
+        if !request.has(32) || !is_aligned || address.checked_add(size).is_none() {
+            return Err(invalid("a region of memory has no address, size or offset of pages"));
+        }
+        let meets =
+            |(other, length): (u64, u64)| other < address + size && address < other + length;
+        let is_mapped = self.guest.regions().any(|(plan, _)| meets((plan.guest, plan.size)));
+        if is_mapped || self.blind.iter().copied().any(meets) {
+            return Err(Refusal::Because("there is memory already", libc::EEXIST));
+        }
+        match request.files.pop() {
+            Some(file) if request.files.is_empty() && flags & WRITEABLE != 0 => {
+                let plan = Plan { guest: address, size, user: address, offset };
+                let guest = self.guest.with(plan, file)?;
+                self.move_to(guest, false);
+            }
+            _ if self.blind.len() == REGIONS => return Err(MapError::TooMany.into()),
+            _ => self.blind.push((address, size)),
+        }
+        Ok(Vec::new())
+    }
+
+    fn unmap(&mut self, request: &Command) -> Result<Vec<u8>, Refusal> {
+        let (flags, address, size) = (request.word(4), request.long(8), request.long(16));
+        if !request.has(24) || flags & !UNMAP_ALL != 0 {
+            return Err(invalid("a removal of memory has flags that are not known"));
+        }
+        if flags & UNMAP_ALL != 0 {
+            self.blind.clear();
+            self.move_to(Guest::default(), true);
+        } else if let Some(place) = self.blind.iter().position(|&one| one == (address, size)) {
+            self.blind.remove(place);
+        } else {
+            let plan = Plan { guest: address, size, user: address, offset: 0 };
+            let guest = self.guest.without(&plan);
+            let guest = guest.map_err(|_| Refusal::Because("no such memory", libc::ENOENT))?;
+            self.move_to(guest, true);
+        }
+        Ok(request.body[..24].to_vec())
+    }
+
+    /// Makes the queues go on in another generation of the memory. After a removal, waits until no
+    /// command has memory of an earlier one.
+    fn move_to(&mut self, guest: Guest, is_removal: bool) {
+        self.guest = Arc::new(guest);
+        if self.admin.is_some() {
+            let (session, guest) = (self.number, &self.guest);
+            self.on_all(|reply| {
+                let guest = guest.clone();
+                Message::Memory { session, guest, is_removal, reply }
+            });
+        }
+    }
+
+    // Interrupts.
+
+    fn set_irqs(&mut self, request: &mut Command) -> Result<(), Refusal> {
+        let (flags, index) = (request.word(4), request.word(8));
+        let (start, count) = (request.word(12) as usize, request.word(16) as usize);
+        let end = start.checked_add(count).filter(|&end| end <= VECTORS.into());
+        let (true, Some(end)) = (request.has(20) && index < IRQ_COUNT, end) else {
+            return Err(invalid("no such interrupts"));
+        };
+        let is_end = flags == DATA_NONE | TRIGGER && count == 0;
+        if index != MSIX {
+            return if is_end { Ok(()) } else { Err(invalid("the controller has only MSI-X")) };
+        }
+        let files = std::mem::take(&mut request.files);
+        if is_end {
+            (0..self.vectors.len()).for_each(|vector| self.set_vector(vector, None));
+        } else if flags == DATA_EVENTFD | TRIGGER && files.is_empty() {
+            (start..end).for_each(|vector| self.set_vector(vector, None));
+        } else if flags == DATA_EVENTFD | TRIGGER {
+            if files.len() != count || !files.iter().all(is_eventfd) {
+                return Err(invalid("the files are no eventfds, or not one for each interrupt"));
+            }
+            (start..end).zip(files).for_each(|(vector, file)| self.set_vector(vector, Some(file)));
+        } else if flags == DATA_NONE | TRIGGER || flags == DATA_BOOL | TRIGGER {
+            let wanted = request.body.get(20..20 + count).unwrap_or_default();
+            for (place, vector) in (start..end).enumerate() {
+                let is_wanted = wanted.get(place).is_some_and(|&wanted| wanted != 0);
+                if flags & DATA_NONE != 0 || is_wanted {
+                    self.interrupt(vector);
+                }
+            }
+        } else {
+            return Err(invalid("these interrupts cannot be masked"));
+        }
+        Ok(())
+    }
+
+    fn set_vector(&mut self, vector: usize, file: Option<File>) {
+        let call = file.map(|file| Arc::new(OwnedFd::from(file)));
+        let (session, number) = (self.number, vector as u16);
+        if self.admin.is_some() {
+            self.on_all(|reply| {
+                let call = call.clone();
+                Message::Vector { session, vector: number, call, reply }
+            });
+        }
+        self.vectors[vector] = call;
+    }
+
+    /// Interrupts the guest.
+    pub(super) fn interrupt(&self, vector: usize) {
+        if let Some(call) = self.vectors.get(vector).and_then(Option::as_ref) {
+            (self.send)(self.home(), Message::Signal { call: call.clone() });
+        }
+    }
+
+    /// The shard of the session's messages that belong to no queue.
+    pub(super) fn home(&self) -> usize {
+        self.number as usize % self.shards
+    }
+
+    // Regions.
+
+    fn read(&self, request: &Command) -> Result<Vec<u8>, Refusal> {
+        let (offset, region, count) = (request.long(0), request.word(8), request.word(12) as usize);
+        let outside = || invalid("a read is not in the region");
+        if !request.has(16) || count > TRANSFER {
+            return Err(outside());
+        }
+        let mut reply = request.body[..16].to_vec();
+        let at = usize::try_from(offset).map_err(|_| outside())?;
+        match region {
+            CONFIG => reply.extend_from_slice(self.config.read(at, count).ok_or_else(outside)?),
+            BAR_0 if at.checked_add(count).is_some_and(|end| end as u64 <= pci_config::BAR) => {
+                reply.resize(16 + count, 0);
+                self.read_bar(at, &mut reply[16..]);
+            }
+            _ => return Err(outside()),
+        }
+        Ok(reply)
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Refusal> {
+        let outside = || invalid("a write is not in the region");
+        let at = usize::try_from(offset).map_err(|_| outside())?;
+        match region {
+            CONFIG if self.config.write(at, data) => Ok(()),
+            BAR_0
+                if at.checked_add(data.len()).is_some_and(|end| end as u64 <= pci_config::BAR) =>
+            {
+                self.write_bar(at, data);
+                Ok(())
+            }
+            _ => Err(outside()),
+        }
+    }
+
+    fn write_all(&mut self, request: &Command) -> Result<Vec<u8>, Refusal> {
+        let (count, writes) = (request.long(0), request.body.get(8..).unwrap_or_default());
+        if count.checked_mul(24) != Some(writes.len() as u64) {
+            return Err(invalid("there are not as many writes as there should be"));
+        }
+        for write in writes.chunks_exact(24) {
+            let long = u64::from(word(write, 0)) | u64::from(word(write, 4)) << 32;
+            let data = write[16..].get(..word(write, 12) as usize);
+            self.write(
+                word(write, 8),
+                long,
+                data.ok_or(invalid("a write has more than 8 bytes"))?,
+            )?;
+        }
+        Ok(count.to_ne_bytes().to_vec())
+    }
+
+    /// The controller and its configuration are as after power-on.
+    fn reset(&mut self) {
+        self.disable();
+        self.registers = Registers::default();
+        self.config = PciConfig::new(VECTORS);
+        self.table.fill(0);
+    }
+}
+
+/// The fields of a reply, for a client that has room for `least` bytes.
+fn fields<const N: usize>(
+    request: &Command,
+    least: usize,
+    fields: [u32; N],
+) -> Result<Vec<u8>, Refusal> {
+    if !request.has(16) || (request.word(0) as usize) < least {
+        return Err(invalid("the request has no room for its reply"));
+    }
+    Ok(fields.map(u32::to_ne_bytes).concat())
+}
+
+fn region_info(request: &Command) -> Result<Vec<u8>, Refusal> {
+    let (index, is_readable_and_writable) = (request.word(8), 3);
+    let (flags, size) = match index {
+        BAR_0 => (is_readable_and_writable, pci_config::BAR as u32),
+        CONFIG => (is_readable_and_writable, pci_config::BYTES as u32),
+        _ if index < REGION_COUNT => (0, 0),
+        _ => return Err(invalid("no such region")),
+    };
+    fields(request, 32, [32, flags, index, 0, size, 0, 0, 0])
+}

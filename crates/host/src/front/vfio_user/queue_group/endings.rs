@@ -1,0 +1,185 @@
+//! Changes of a group from outside, its failure, and its end.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use io_uring::{opcode, squeue, types};
+
+use super::guest_ring::Fault;
+use super::{Old, QueueGroup, State};
+use crate::front::guest_memory::Guest;
+use crate::io::ring::{Asker, Ring, UserData};
+use crate::observe::log_limit::STRANGERS;
+
+/// The bytes that an eventfd takes for one event.
+static ONE: u64 = 1;
+
+impl QueueGroup {
+    /// Calls the guest for the completions that it has got.
+    pub fn flush(&mut self, ring: &mut Ring) {
+        if std::mem::take(&mut self.has_posted) && !self.is_dead() {
+            for cq in self.cqs.iter_mut().flatten() {
+                if std::mem::take(&mut cq.has_posted) && cq.ring.vector.is_some() {
+                    signal(ring, cq.call.as_deref());
+                }
+            }
+            if self.guest.is_broken() {
+                self.fail(Fault::Shrunk);
+            }
+        }
+        if self.bridge.has_failed() {
+            self.hang_up();
+        }
+    }
+
+    /// Interrupts by another eventfd.
+    pub fn set_vector(&mut self, ring: &mut Ring, vector: u16, call: Option<&Arc<OwnedFd>>) {
+        for cq in self.cqs.iter_mut().flatten().filter(|cq| cq.ring.vector == Some(vector)) {
+            // The kernel has the old file before it is closed.
+            ring.enter(0, None);
+            cq.call = call.cloned();
+            // An interrupt on the old file may have been missed.
+            signal(ring, cq.call.as_deref());
+        }
+    }
+
+    /// Goes on in another generation of the guest's memory; drops `moved` when no command has
+    /// memory of the one before.
+    pub fn move_to(&mut self, ring: &mut Ring, guest: &Arc<Guest>, moved: Option<Sender<()>>) {
+        self.flush(ring);
+        let old = std::mem::replace(&mut self.guest, guest.clone());
+        if self.of_generation > 0 {
+            let (number, commands) = (self.generation, self.of_generation);
+            self.old.push(Old { number, commands, _guest: old, _moved: moved });
+        }
+        (self.generation, self.of_generation) = (self.generation.wrapping_add(1), 0);
+    }
+
+    /// The guest's controller fails: this group now, and the others when they see it.
+    pub(super) fn fail(&mut self, fault: Fault) {
+        if STRANGERS.allows() {
+            tracing::warn!(
+                disk = self.bridge.name(), %fault,
+                "a guest breaks the rules of NVMe: its controller has failed until it is reset"
+            );
+        }
+        self.bridge.fail();
+        self.hang_up();
+    }
+
+    /// Takes nothing more. One whose controller has failed has nothing to answer, and ends.
+    pub fn drain(&mut self) {
+        match self.state {
+            State::Open => self.state = State::Draining,
+            State::Dead => self.is_given_up = true,
+            State::Draining | State::Detached => {}
+        }
+    }
+
+    /// Its tenant was removed: fails what is not submitted, and ends the session.
+    pub fn detach(&mut self) {
+        match self.state {
+            State::Open | State::Draining => self.state = State::Detached,
+            State::Dead => self.is_given_up = true,
+            State::Detached => {}
+        }
+    }
+
+    /// Answers nothing more, and ends its session.
+    pub fn give_up(&mut self) {
+        self.is_given_up = true;
+        self.hang_up();
+    }
+
+    /// Answers nothing more. `reply` is dropped when the device has no order of it.
+    pub fn close(&mut self, reply: &Sender<()>) {
+        self.closing.push(reply.clone());
+        self.hang_up();
+    }
+
+    /// Answers nothing more. A group whose controller has failed stays until it is closed.
+    pub(super) fn hang_up(&mut self) {
+        if self.state == State::Dead {
+            return;
+        }
+        self.state = State::Dead;
+        if self.client.end() {
+            for (place, command) in (0..).zip(&self.commands) {
+                if command.is_busy
+                    && command.is_change
+                    && let Some(reach) = command.reach
+                {
+                    self.client.leave(u32::from(self.index) << 16 | place, reach);
+                }
+            }
+        }
+        if let Some(buffer) = &mut self.buffer {
+            self.to_submit.extend(buffer.waiting.drain(..));
+        }
+        // Orders that are not submitted end here; the front end cancels those that the policy has.
+        while let Some(place) = self.to_submit.pop_front() {
+            if let Some(command) = self.commands.get_mut(usize::from(place)) {
+                command.is_queued = false;
+                command.orders.fail(libc::ECANCELED);
+            }
+            self.answer(place);
+        }
+    }
+
+    /// The range has this many bytes.
+    pub fn resize(&mut self, size: u64) {
+        self.volume.size = size;
+    }
+
+    /// A second has passed.
+    pub fn second(&mut self) {
+        if self.guest.is_broken() && !self.is_dead() {
+            self.fail(Fault::Shrunk);
+        }
+        if !self.is_behind {
+            return;
+        }
+        self.behind_s = self.behind_s.saturating_add(1);
+        if self.behind_s > self.client.patience_s()
+            && let Some(&place) = self.to_submit.front()
+            && let Some(command) = self.commands.get_mut(usize::from(place))
+        {
+            tracing::error!(
+                disk = self.bridge.name(),
+                "a request fails: writes of an earlier client of the tenant to the same bytes have \
+                 not ended, and would land after it; see to the storage"
+            );
+            (command.reach, self.is_behind, self.behind_s) = (None, false, 0);
+            command.orders.fail(libc::EIO);
+        }
+    }
+
+    /// Whether nothing is left to do; it may then be dropped.
+    pub fn has_ended(&mut self, ring: &mut Ring) -> bool {
+        let is_over = match self.state {
+            State::Open => false,
+            State::Draining | State::Detached => true,
+            State::Dead => !self.closing.is_empty() || self.is_given_up,
+        };
+        if !is_over || self.free.len() < self.commands.len() {
+            return false;
+        }
+        // The kernel has the files of interrupts before they are closed.
+        ring.enter(0, None);
+        if self.closing.is_empty() {
+            self.bridge.hang_up();
+        }
+        true
+    }
+}
+
+/// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.
+pub(in crate::front::vfio_user) fn signal(ring: &mut Ring, file: Option<&OwnedFd>) {
+    let Some(file) = file else { return };
+    let fd = types::Fd(file.as_raw_fd());
+    let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
+    let write = write.flags(squeue::Flags::SKIP_SUCCESS);
+    // SAFETY: the bytes are a constant.
+    unsafe { ring.push(write, UserData { asker: Asker::VfioUser, value: 0 }) };
+}

@@ -1,0 +1,444 @@
+//! The vfio-user front end of a shard: a group of queues for each controller that has some here.
+//!
+//! **Kicks and polling.** A group is *awake* from a kick until the shard is about to sleep: each
+//! turn of the shard reads its doorbells. Before the shard sleeps it polls the awake groups for a
+//! while ([`Front::polls_ns`]), which spares the guest's commands a wake-up; the time adapts to
+//! what that brings (`poll = auto`). Then the groups sleep, after their doorbells were read once
+//! more ([`Front::rest`]).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use fairq_core::Port;
+use fairq_device::Arbitration;
+
+use crate::device::Device;
+use crate::front::guest_memory::Guest;
+use crate::front::vfio_user::queue_group::{NewCq, NewGroup, NewSq, QueueGroup, signal};
+use crate::front::vhost::vrings::Poll;
+use crate::io::ring::{Event, Ring};
+use crate::shard::path::{DataPath, Finished};
+use crate::shard::spin::Patience;
+use crate::shard::turns::{Turn, Turns, Weights};
+use crate::shard::{Front, Notice};
+
+/// A message of a session. A `reply` is dropped when the message was carried out.
+pub enum Message {
+    /// Serve a completion queue, in a new group if there is none of the session.
+    AddCq {
+        /// The group to begin with.
+        group: Box<NewGroup>,
+        /// The queue.
+        cq: NewCq,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// Serve a submission queue.
+    AddSq {
+        /// The session.
+        session: u32,
+        /// The queue.
+        sq: Box<NewSq>,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// Take nothing more from a submission queue, and end its commands.
+    DeleteSq {
+        /// The session.
+        session: u32,
+        /// The queue.
+        id: u16,
+        /// Dropped when its commands have ended.
+        reply: Sender<()>,
+    },
+    /// Serve a completion queue no longer.
+    DeleteCq {
+        /// The session.
+        session: u32,
+        /// The queue.
+        id: u16,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// The guest's memory is another: the session's group goes on in it.
+    Memory {
+        /// The session.
+        session: u32,
+        /// The memory.
+        guest: Arc<Guest>,
+        /// Whether memory was removed: `reply` is then dropped when no command has memory of an
+        /// earlier generation, and else at once.
+        is_removal: bool,
+        /// See `is_removal`.
+        reply: Sender<()>,
+    },
+    /// The weights of the session's classes.
+    Arbitration {
+        /// The session.
+        session: u32,
+        /// The weights.
+        arbitration: Arbitration,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// The doorbells are in the guest's memory.
+    Shadow {
+        /// The session.
+        session: u32,
+        /// The guest's addresses of doorbells and event indexes.
+        addresses: [u64; 2],
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// Another eventfd for an interrupt vector.
+    Vector {
+        /// The session.
+        session: u32,
+        /// The vector.
+        vector: u16,
+        /// The eventfd, if there is to be one.
+        call: Option<Arc<OwnedFd>>,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+    /// A doorbell was rung while the session's group slept.
+    Kick {
+        /// The session.
+        session: u32,
+    },
+    /// Interrupt the guest.
+    Signal {
+        /// The eventfd.
+        call: Arc<OwnedFd>,
+    },
+    /// The client has gone, or resets the controller: the session's group ends at once.
+    Close {
+        /// The session.
+        session: u32,
+        /// Dropped at the end.
+        reply: Sender<()>,
+    },
+}
+
+/// The groups of one shard.
+pub struct VfioUserFront {
+    groups: Vec<Option<Box<QueueGroup>>>,
+    /// The awake ones.
+    awake: Vec<u16>,
+    /// The ones with something to signal, or that may have ended.
+    changed: Vec<u16>,
+    turns: Turns,
+    weights: Arc<Weights>,
+    poll: Poll,
+    patience: Patience,
+    is_stopping: bool,
+}
+
+impl VfioUserFront {
+    /// Without groups yet. Tenants share the shard's CPU by these weights.
+    pub fn new(poll: Poll, weights: Arc<Weights>) -> VfioUserFront {
+        VfioUserFront {
+            groups: Vec::new(),
+            awake: Vec::new(),
+            changed: Vec::new(),
+            turns: Turns::default(),
+            weights,
+            poll,
+            patience: Patience::default(),
+            is_stopping: false,
+        }
+    }
+
+    fn group(&mut self, index: usize) -> Option<&mut QueueGroup> {
+        self.groups.get_mut(index)?.as_deref_mut()
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut QueueGroup> {
+        self.groups.iter_mut().flatten().map(|group| &mut **group)
+    }
+
+    /// The group of a session.
+    fn of(&mut self, session: u32) -> Option<&mut QueueGroup> {
+        self.all().find(|group| group.session == session)
+    }
+
+    /// Notes that a group has something to signal or may have ended.
+    fn change(&mut self, index: usize) {
+        let Some(group) = self.group(index) else { return };
+        if !std::mem::replace(&mut group.is_changed, true) {
+            self.changed.push(index as u16);
+        }
+    }
+
+    fn change_all(&mut self) {
+        (0..self.groups.len()).for_each(|index| self.change(index));
+    }
+
+    /// Reads a group's doorbells in each turn from now on.
+    fn awake(&mut self, index: usize) {
+        if self.group(index).is_some_and(QueueGroup::awake) {
+            self.awake.push(index as u16);
+        }
+    }
+
+    fn awake_all(&mut self) {
+        (0..self.groups.len()).for_each(|index| self.awake(index));
+    }
+
+    /// Reads the doorbells of a session, and drops its group if that has ended.
+    fn awake_of(&mut self, session: u32) {
+        if let Some(index) = self.of(session).map(|group| group.index()) {
+            self.awake(index);
+            self.change(index);
+        }
+    }
+
+    fn add<P: Port, D: Device>(&mut self, path: &mut DataPath<P, D>, new: NewGroup, cq: NewCq) {
+        if self.is_stopping {
+            // The session ends with its queues.
+            return new.bridge.hang_up();
+        }
+        if let Some(group) = self.of(new.session) {
+            return group.add_cq(cq);
+        }
+        let free = self.groups.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.groups.push(None);
+            self.groups.len() - 1
+        });
+        let client = path.client(new.volume.tenant);
+        let mut group = Box::new(QueueGroup::new(index as u16, new, client));
+        group.add_cq(cq);
+        self.groups[index] = Some(group);
+    }
+
+    /// Cancels the orders that the policy still has and whose results are wanted no longer.
+    fn cancel<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
+        let groups = &self.groups;
+        path.cancel(now_ns, libc::ECANCELED, |cookie| {
+            let group = groups.get(QueueGroup::index_of(cookie)).and_then(Option::as_ref);
+            group.is_some_and(|group| group.is_unwanted(cookie))
+        });
+        while let Some(finished) = path.finished() {
+            self.finished(now_ns, finished);
+        }
+    }
+}
+
+impl Front for VfioUserFront {
+    type Message = Message;
+
+    fn message<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        message: Message,
+    ) {
+        match message {
+            Message::AddCq { group, cq, reply: _reply } => self.add(path, *group, cq),
+            Message::AddSq { session, sq, reply: _reply } => {
+                if let Some(group) = self.of(session) {
+                    group.add_sq(*sq);
+                }
+                self.awake_of(session);
+            }
+            Message::DeleteSq { session, id, reply } => {
+                if let Some(group) = self.of(session) {
+                    group.delete_sq(id, reply);
+                }
+                self.cancel(now_ns, path);
+                self.awake_of(session);
+            }
+            Message::DeleteCq { session, id, reply: _reply } => {
+                if let Some(group) = self.of(session) {
+                    group.remove_cq(id);
+                }
+            }
+            Message::Memory { session, guest, is_removal, reply } => {
+                if let Some(group) = self.of(session) {
+                    group.move_to(ring, &guest, is_removal.then_some(reply));
+                }
+            }
+            Message::Arbitration { session, arbitration, reply: _reply } => {
+                if let Some(group) = self.of(session) {
+                    group.set_arbitration(arbitration);
+                }
+            }
+            Message::Shadow { session, addresses, reply: _reply } => {
+                if let Some(group) = self.of(session) {
+                    group.set_shadow(addresses);
+                }
+                self.awake_of(session);
+            }
+            Message::Vector { session, vector, call, reply: _reply } => {
+                if let Some(group) = self.of(session) {
+                    group.set_vector(ring, vector, call.as_ref());
+                }
+            }
+            Message::Kick { session } => self.awake_of(session),
+            Message::Signal { call } => {
+                signal(ring, Some(&call));
+                // The kernel has the file before it is closed.
+                ring.enter(0, None);
+            }
+            Message::Close { session, reply } => {
+                if let Some(group) = self.of(session) {
+                    group.close(&reply);
+                }
+                self.cancel(now_ns, path);
+                self.awake_of(session);
+            }
+        }
+    }
+
+    fn notice<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        _ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+        notice: Notice,
+    ) {
+        match notice {
+            Notice::Detach { flow, cut_off } => {
+                for group in self.all().filter(|group| group.is_of(flow)) {
+                    if cut_off { group.give_up() } else { group.detach() }
+                }
+                if cut_off {
+                    self.cancel(now_ns, path);
+                }
+                self.awake_all();
+                self.change_all();
+            }
+            Notice::Resize { flow, size } => {
+                self.all().filter(|group| group.is_of(flow)).for_each(|group| group.resize(size));
+            }
+            Notice::HangUp => {
+                self.all().for_each(QueueGroup::give_up);
+                self.cancel(now_ns, path);
+                self.change_all();
+            }
+            Notice::Second => {
+                self.all().for_each(QueueGroup::second);
+                self.change_all();
+            }
+        }
+    }
+
+    fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {
+        // An eventfd could not be written to: its guest gets no interrupts.
+    }
+
+    fn arrivals<P: Port, D: Device>(
+        &mut self,
+        now_ns: u64,
+        ring: &mut Ring,
+        path: &mut DataPath<P, D>,
+    ) {
+        for &index in &self.awake {
+            if let Some(group) = self.groups[usize::from(index)].as_mut()
+                && group.wants_turn()
+            {
+                self.turns.push(group.tenant(), index.into());
+            }
+        }
+        while path.has_room()
+            && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
+        {
+            // A policy that stages has room for all, and orders them itself.
+            let most = if P::IS_DIRECT { orders } else { u32::MAX };
+            let turn = match self.group(connection as usize) {
+                None => (0, false),
+                Some(group) => group.take_turn(now_ns, ring, path, most),
+            };
+            self.turns.end(turn.0, turn.1);
+            self.change(connection as usize);
+        }
+    }
+
+    fn finished(&mut self, _now_ns: u64, finished: Finished) {
+        let index = QueueGroup::index_of(finished.cookie);
+        let Some(group) = self.group(index) else { return };
+        group.finished(finished);
+        // The next piece of a command, or a place for another order, needs no kick.
+        if group.is_blocked() {
+            self.awake(index);
+        }
+        self.change(index);
+    }
+
+    fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
+        let mut changed = std::mem::take(&mut self.changed);
+        for index in changed.drain(..) {
+            let Some(group) = self.group(index.into()) else { continue };
+            group.is_changed = false;
+            group.flush(ring);
+            if group.has_ended(ring) {
+                self.awake.retain(|&awake| awake != index);
+                self.groups[usize::from(index)] = None;
+            }
+        }
+        self.changed = changed;
+        false
+    }
+
+    fn resume(&mut self) {
+        self.awake_all();
+        self.change_all();
+    }
+
+    fn polls_ns(&mut self) -> u64 {
+        let can_come = |index: &u16| {
+            let group = self.groups[usize::from(*index)].as_ref();
+            group.is_some_and(|group| group.takes_more())
+        };
+        match self.poll {
+            Poll::Never => 0,
+            _ if !self.awake.iter().any(can_come) => 0,
+            Poll::Always => u64::MAX,
+            Poll::Auto => self.patience.bound_ns(),
+        }
+    }
+
+    #[inline]
+    fn has_news(&mut self) -> bool {
+        let groups = &mut self.groups;
+        self.awake.iter().any(|&index| {
+            let group = groups[usize::from(index)].as_mut();
+            group.is_some_and(|group| group.has_news())
+        })
+    }
+
+    fn polled(&mut self, waited_ns: Option<u64>) {
+        match waited_ns {
+            Some(waited_ns) => self.patience.rewarded(waited_ns),
+            None => self.patience.in_vain(),
+        }
+    }
+
+    fn rest(&mut self) -> bool {
+        let (mut may_sleep, groups, poll) = (true, &mut self.groups, self.poll);
+        self.awake.retain(|&index| {
+            let Some(group) = groups[usize::from(index)].as_mut() else { return false };
+            // One that waits for room goes on with a completion, and needs no kick.
+            if group.is_blocked() {
+                return true;
+            }
+            let is_awake = !group.sleep();
+            may_sleep &= !is_awake;
+            is_awake
+        });
+        may_sleep && (poll != Poll::Always || self.groups.iter().all(Option::is_none))
+    }
+
+    fn stop(&mut self) {
+        self.is_stopping = true;
+        self.all().for_each(QueueGroup::drain);
+        self.change_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.groups.iter().all(Option::is_none)
+    }
+}
