@@ -98,13 +98,7 @@ impl<P: Platform> Words<P> {
     }
 }
 
-/// The least time without a call of `next` that shows that a port's thread did not run, in
-/// nanoseconds, and the least multiple of the usual time of a request on the device: the device
-/// alone is not so late.
-const AWAY_NS: u64 = 1_000_000;
-const AWAY_TIMES: u64 = 4;
-
-/// The number of a port's live requests, and whether its thread runs.
+/// The number of a port's live requests.
 #[derive(Default)]
 pub(crate) struct Live {
     /// Requests staged or on the device.
@@ -113,29 +107,9 @@ pub(crate) struct Live {
     most: u64,
     most_before: u64,
     recent: u32,
-    /// Time of the last call of `next`, and the usual time on the device of requests of flows with a
-    /// target, in nanoseconds.
-    seen_ns: u64,
-    usual_ns: u64,
 }
 
 impl Live {
-    /// Notes a call of `next`.
-    #[inline]
-    pub(crate) fn seen(&mut self, now_ns: u64) {
-        self.seen_ns = now_ns;
-    }
-
-    /// Whether the port's thread did not run while a request was on the device for `spent_ns`.
-    #[inline]
-    pub(crate) fn was_away(&mut self, now_ns: u64, spent_ns: u64) -> bool {
-        let away_ns = now_ns.saturating_sub(self.seen_ns).min(spent_ns);
-        let was_away = away_ns >= AWAY_NS && away_ns >= self.usual_ns.saturating_mul(AWAY_TIMES);
-        // A 64th is new. The requests of a device that has become slower are usual soon.
-        self.usual_ns = self.usual_ns - self.usual_ns / 64 + spent_ns / 64;
-        was_away
-    }
-
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.now

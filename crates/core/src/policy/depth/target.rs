@@ -20,9 +20,7 @@
 //! **A target that cannot be met is given up**, unless the bound helps. No step is left for a flow
 //! at the floor, and where D is 1. If its ratio is above [`HOPELESS`] there, or more than half as
 //! many requests are late as without a bound, something else makes them late: the device alone, or
-//! a host whose CPUs have other work. Requests that were late because their port did not run are
-//! counted apart: no D changes their number, so the controller does not follow them, and gives up
-//! at [`HOPELESS_HOST`]. The bound is removed, and tried again [`RETRY_NS`] later. A
+//! a host whose CPUs have other work. The bound is removed, and tried again [`RETRY_NS`] later. A
 //! flow whose requests the policy holds for longer than the device has them is not helped by a
 //! smaller D: it needs a larger weight, which is the operator's.
 //!
@@ -64,12 +62,6 @@ const FREE: u32 = u32::MAX;
 /// A target is given up that is missed by more than this at the floor, in hundredths of the late
 /// requests allowed: 4 % for one of the 99th percentile.
 const HOPELESS: u64 = 400;
-/// A target is given up before D is bounded if ports that do not run make more requests late than
-/// this, in hundredths of those allowed, as far as [`AWAY`] show; and it is tried again at once if
-/// they make less than that late in a second.
-const HOPELESS_HOST: u64 = 200;
-const AWAY: u64 = 8;
-const CALM: u64 = 50;
 /// Time at one D before targets are given up, in nanoseconds: that of 25 intervals.
 const SURE_NS: u64 = 250_000_000;
 /// The least time between two attempts to meet a target that was given up, in nanoseconds. An
@@ -173,8 +165,6 @@ pub(super) struct Targets {
     /// given up.
     tried_ns: u64,
     rests_ns: u64,
-    /// Targets were given up because ports did not run.
-    is_hosts: bool,
 }
 
 /// A part of `whole` in percent.
@@ -209,7 +199,6 @@ impl Targets {
             below: 0,
             tried_ns: 0,
             rests_ns: 0,
-            is_hosts: false,
         }
     }
 
@@ -307,8 +296,8 @@ impl Targets {
         Some(TargetStats {
             target: seat.target,
             state: seat.state,
-            completed: seat.last.done.saturating_add(seat.last.away),
-            late: seat.last.late.saturating_add(seat.last.away),
+            completed: seat.last.done,
+            late: seat.last.late,
             weight: self.weight(flow)?,
             bound: Some(self.bound()).filter(|&bound| bound != FREE),
         })
@@ -355,10 +344,6 @@ impl Targets {
         }
         if is_second {
             self.second_ns = now_ns;
-            let is_calm = |seat: &Seat| seat.away_ratio(&seat.last) < CALM;
-            if self.is_hosts && self.seats.iter().flatten().all(is_calm) {
-                (self.rests_ns, self.is_hosts) = (0, false);
-            }
         }
         if starts {
             (self.has_begun, self.begins_ns) = (true, now_ns);
@@ -402,7 +387,7 @@ impl Targets {
         }
         let age_ns = now_ns.saturating_sub(self.begins_ns);
         let (mut lower, mut slower) = (None, Some(Step::Large));
-        let (mut is_needed, mut is_hopeless, mut is_hosts) = (false, false, false);
+        let (mut is_needed, mut is_hopeless) = (false, false);
         for at in 0..SEATS {
             let Some(Some(seat)) = self.seats.get_mut(at) else { continue };
             let wish = seat.wish(now_ns, age_ns);
@@ -415,13 +400,8 @@ impl Targets {
             let is_far = seat.ratio(&count) > HOPELESS;
             // The rate by which a step may be refused is an estimate at first.
             let is_sure = self.bound != FREE && age_ns >= SURE_NS;
-            let is_away = count.away >= AWAY && seat.away_ratio(&count) > HOPELESS_HOST;
             match wish {
                 Wish::Idle => {}
-                _ if is_away => {
-                    seat.refused = Some(TargetState::Device);
-                    (slower, is_hopeless, is_hosts) = (None, true, true);
-                }
                 // All flows share D, so it is raised only if no flow may need it as it is.
                 Wish::Unknown | Wish::Stay => (slower, is_needed) = (None, true),
                 Wish::Slower(step) => slower = slower.map(|least: Step| least.min(step)),
@@ -452,8 +432,7 @@ impl Targets {
                 true
             }
             (None, _) if is_hopeless && !is_needed => {
-                self.give_up(now_ns);
-                self.is_hosts = is_hosts;
+                self.give_up();
                 true
             }
             (None, Some(step)) => {
@@ -465,9 +444,8 @@ impl Targets {
     }
 
     /// Removes the bound, which does not help, for some time.
-    fn give_up(&mut self, now_ns: u64) {
-        let tried_ns = if self.bound == FREE { now_ns } else { self.tried_ns };
-        (self.bound, self.rests_ns) = (FREE, tried_ns.saturating_add(RETRY_NS));
+    fn give_up(&mut self) {
+        (self.bound, self.rests_ns) = (FREE, self.tried_ns.saturating_add(RETRY_NS));
         for seat in self.seats.iter_mut().flatten() {
             seat.refused = seat.refused.map(|_| TargetState::Device);
         }
@@ -534,7 +512,7 @@ impl Seat {
         let new = count.since(&self.looked);
         self.looked = *count;
         self.rate = blend(self.rate, per_second(new.bytes));
-        if new.done > 0 || new.away > 0 {
+        if new.done > 0 {
             self.busy_ns = now_ns;
         }
     }
@@ -543,10 +521,8 @@ impl Seat {
     fn end_second(&mut self, count: &Count) {
         self.last = count.since(&self.second);
         self.second = *count;
-        let Count { done, late, away, .. } = self.last;
-        let done = done.saturating_add(away);
-        // The clients of a port that does not run wait for it, too.
-        let ratio = self.ratio(&Count { done, late: late.saturating_add(away), ..self.last });
+        let done = self.last.done;
+        let ratio = self.ratio(&self.last);
         self.state = match self.refused {
             _ if done == 0 => TargetState::Idle,
             _ if ratio <= 100 => TargetState::Met,
@@ -556,13 +532,6 @@ impl Seat {
         if self.state == TargetState::Met {
             self.refused = None;
         }
-    }
-
-    /// The requests that were late because their port did not run over the late ones allowed, in
-    /// hundredths.
-    fn away_ratio(&self, count: &Count) -> u64 {
-        let done = count.done.saturating_add(count.away);
-        self.ratio(&Count { done, late: count.away, ..*count })
     }
 
     /// The late requests over those allowed, in hundredths.

@@ -23,9 +23,6 @@ pub(crate) struct Count {
     pub(super) done: u64,
     /// Of those, the ones that took longer than the target.
     pub(super) late: u64,
-    /// More requests that took longer, because their port did not run: they are in no other count
-    /// of requests and times.
-    pub(super) away: u64,
     /// Time that the policy held them, and time that they were on the device, in nanoseconds.
     pub(super) held_ns: u64,
     pub(super) spent_ns: u64,
@@ -39,7 +36,6 @@ impl Count {
         Count {
             done: self.done.wrapping_sub(before.done),
             late: self.late.wrapping_sub(before.late),
-            away: self.away.wrapping_sub(before.away),
             held_ns: self.held_ns.wrapping_sub(before.held_ns),
             spent_ns: self.spent_ns.wrapping_sub(before.spent_ns),
             bytes: self.bytes.wrapping_sub(before.bytes),
@@ -49,7 +45,7 @@ impl Count {
 
 /// A port's counts of one seat, in a line that it alone writes.
 #[repr(align(64))]
-pub(crate) struct Seat<P: Platform>([P::U64; 6]);
+pub(crate) struct Seat<P: Platform>([P::U64; 5]);
 
 impl<P: Platform> Seat<P> {
     /// A port's seats.
@@ -58,23 +54,19 @@ impl<P: Platform> Seat<P> {
     }
 
     /// Counts a completion of a flow that has the seat and this word.
-    fn completed(&self, word: u64, took_ns: u64, spent_ns: u64, bytes: u64, was_away: bool) {
-        let is_late = took_ns > word >> 8;
-        let more = match was_away && is_late {
-            true => [0, 0, 1, 0, 0, bytes],
-            false => [1, is_late.into(), 0, took_ns - spent_ns, spent_ns, bytes],
-        };
+    fn completed(&self, word: u64, took_ns: u64, spent_ns: u64, bytes: u64) {
+        let is_late = u64::from(took_ns > word >> 8);
+        let more = [1, is_late, took_ns - spent_ns, spent_ns, bytes];
         for (word, more) in self.0.iter().zip(more) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         }
     }
 
     pub(crate) fn add_to(&self, sum: &mut Count) {
-        let [done, late, away, held, spent, bytes] =
+        let [done, late, held, spent, bytes] =
             self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
         sum.done = sum.done.wrapping_add(done);
         sum.late = sum.late.wrapping_add(late);
-        sum.away = sum.away.wrapping_add(away);
         sum.held_ns = sum.held_ns.wrapping_add(held);
         sum.spent_ns = sum.spent_ns.wrapping_add(spent);
         sum.bytes = sum.bytes.wrapping_add(bytes);
@@ -107,8 +99,7 @@ impl<P: Platform> Watch<P> {
     }
 
     /// Counts a completion of the flow in this slot, on the port with these seats. `took_ns` is the
-    /// time since the request arrived, `spent_ns` the part of it on the device; `was_away`: the port
-    /// did not run meanwhile.
+    /// time since the request arrived, `spent_ns` the part of it on the device.
     #[inline(always)]
     pub(crate) fn completed(
         &self,
@@ -116,14 +107,13 @@ impl<P: Platform> Watch<P> {
         slot: u32,
         (took_ns, spent_ns): (u64, u64),
         bytes: u64,
-        was_away: impl FnOnce() -> bool,
     ) {
         if self.is_on.load(Ordering::Relaxed) == 0 {
             return;
         }
         let word = self.flows.get(slot as usize).map_or(0, |word| word.load(Ordering::Relaxed));
         if let Some(seat) = seats.get((word & 0xff).wrapping_sub(1) as usize) {
-            seat.completed(word, took_ns, spent_ns, bytes, was_away());
+            seat.completed(word, took_ns, spent_ns, bytes);
         }
     }
 }

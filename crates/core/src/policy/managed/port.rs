@@ -292,8 +292,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             total.completed([bytes, cost, spent_ns, took_ns], most);
             // Of a part of a command only the time since it came is known.
             let spent_ns = if issued_ns == u64::MAX { took_ns } else { spent_ns };
-            let was_away = || self.live.was_away(now_ns, spent_ns);
-            self.shared.watch.completed(seats, slot, (took_ns, spent_ns), bytes, was_away);
+            self.shared.watch.completed(seats, slot, (took_ns, spent_ns), bytes);
         }
         classes.completed(class, bytes);
     }
@@ -385,7 +384,6 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
     #[inline(always)]
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let state = self.shared.state();
-        self.live.seen(now_ns);
         let is_limited = self.held > 0 || state & RESERVED != 0;
         if is_limited {
             let due_ns = self.waiting.agenda.first_ns.min(self.lanes.first_ns);

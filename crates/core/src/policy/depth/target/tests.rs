@@ -44,16 +44,14 @@ struct Rig {
     flow: FlowId,
     now_ns: u64,
     wanted: u32,
-    exact: [f64; 6],
+    exact: [f64; 5],
     sum: [f64; 3],
     /// D at each look.
     slots: Vec<u32>,
     /// The flow's requests wait in the policy.
     is_held: bool,
-    /// The part of the flow's requests that the host makes late, and the part that is late because
-    /// the port does not run.
+    /// The part of the flow's requests that the host makes late.
     late: f64,
-    away: f64,
 }
 
 impl Rig {
@@ -70,12 +68,11 @@ impl Rig {
             flow,
             now_ns: 0,
             wanted,
-            exact: [0.0; 6],
+            exact: [0.0; 5],
             sum: [0.0; 3],
             slots: Vec::new(),
             is_held: false,
             late: 0.0,
-            away: 0.0,
         }
     }
 
@@ -93,17 +90,16 @@ impl Rig {
                 let target_ns = self.targets.stats(self.flow).unwrap().target.latency_ns() as f64;
                 let late =
                     if self.is_held { 1.0 } else { device.late(slots, target_ns).max(self.late) };
-                let (done, away) = (done * (1.0 - self.away), done * self.away);
-                let held_ns = (takes_ns - latency_ns) * done;
-                let more = [done, done * late, away, held_ns, latency_ns * done, 0.0];
+                let more =
+                    [done, done * late, (takes_ns - latency_ns) * done, latency_ns * done, 0.0];
                 self.exact.iter_mut().zip(more).for_each(|(exact, more)| *exact += more);
-                self.exact[5] = (self.exact[0] + self.exact[2]) * 4096.0;
+                self.exact[4] = self.exact[0] * 4096.0;
             }
             let more = [all, all * 4096.0, slots * seconds * 1e9];
             self.sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
             self.now_ns += 10 * MS;
-            let [done, late, away, held_ns, spent_ns, bytes] = self.exact.map(|exact| exact as u64);
-            let count = Count { done, late, away, held_ns, spent_ns, bytes };
+            let [done, late, held_ns, spent_ns, bytes] = self.exact.map(|exact| exact as u64);
+            let count = Count { done, late, held_ns, spent_ns, bytes };
             let [requests, bytes, spent_ns] = self.sum.map(|sum| sum as u64);
             let sum = Sum { requests, bytes, spent_ns, ..Sum::default() };
             self.targets.look(self.now_ns, self.wanted, true, &sum, |_| count);
@@ -202,26 +198,6 @@ fn a_target_that_a_busy_host_misses_is_given_up_until_the_host_is_quiet() {
     rig.run(&DIES, true, 10_000 * MS);
     rig.run(&DIES, true, 1_000 * MS);
     assert_eq!(rig.stats().state, TargetState::Met);
-}
-
-/// Ports that do not run make requests late, and the controller sees which: a few leave D where it
-/// is on a quiet host, and many end the attempt before anything is held back.
-#[test]
-fn late_requests_of_ports_that_do_not_run_are_not_the_devices() {
-    let mut rig = Rig::new(108, 260_000, 50);
-    rig.away = 0.01;
-    rig.run(&DIES, false, 1_000 * MS);
-    rig.run(&DIES, true, 3_000 * MS);
-    assert!((34..=38).contains(rig.slots.last().unwrap()), "{:?}", rig.slots.last());
-    rig.away = 0.1;
-    rig.run(&DIES, true, 1_000 * MS);
-    let from = rig.slots.len();
-    rig.run(&DIES, true, 30_000 * MS);
-    assert_eq!(rig.stats().state, TargetState::Device);
-    assert!(rig.slots[from..].iter().all(|&slots| slots == 108), "no bound is tried");
-    rig.away = 0.0;
-    rig.run(&DIES, true, 4_000 * MS);
-    assert_eq!(rig.stats().state, TargetState::Met, "at once on a quiet host");
 }
 
 #[test]
