@@ -14,6 +14,8 @@ test:
 bench: build
 	cargo build --release --locked -p fairq-host --example nbd_floor
 	-bench/nbd-peers --floor
+	-bench/vhost-user/run
+	-bench/ublk
 	-bench/kernel-bfq
 	-bench/shares
 	-bench/depth

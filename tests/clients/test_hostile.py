@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 
+import guest as vm
 import law
 import rig
 from nbd import CACHE, FLUSH, NO_HOLE, READ, REQUEST, STATUS, TRIM, WRITE, ZEROES, Client, Gone, Refused
@@ -45,6 +46,13 @@ class Operated:
     def connect(self, export="bad", **more):
         return Client(self.server.socket, export, **more)
 
+    def small(self):
+        return self.connect("small")
+
+    def attach(self, socket=0, tenant="bad"):
+        """A guest at one of a tenant's two sockets."""
+        return vm.Guest(os.path.join(os.path.dirname(self.control), f"guests-{socket}", f"{tenant}.sock"))
+
     def is_quiet(self):
         status = self.ask("status")
         idle = all(tenant["in_flight"] == 0 for tenant in self.tenants().values())
@@ -64,12 +72,12 @@ class Operated:
 
     def share(self, enough=2 * MI, **more):
         """All have their shares while `enough` is issued to two that wait; meanwhile the small tenant's requests are answered."""
-        small, before = self.connect("small"), self.tenants()["good"]["reads"]
+        small, before = self.small(), self.tenants()["good"]["reads"]
         over = threading.Event()
 
         def now_and_then():
             while not over.is_set():
-                check(small.ask(READ, 0, 512)[0] == 0, "a small request failed")
+                check(small.ask(READ, 0, length=512)[0] == 0, "a small request failed")
 
         asking = threading.Thread(target=now_and_then)
         asking.start()
@@ -88,13 +96,24 @@ class Operated:
         return max(4096, int(row["bytes"]) // (256 if row["op"] in ("discard", "write-zeroes") else 1))
 
 
+class OperatedGuests(Operated):
+    """The same; the small tenant is a guest."""
+
+    def small(self):
+        return self.attach(tenant="small")
+
+
 @contextlib.contextmanager
-def operated(*args, device=PACED):
+def operated(*args, device=PACED, kind=Operated):
     with rig.tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         control = os.path.join(folder, "control")
+        if kind is OperatedGuests:
+            for number in range(2):
+                os.mkdir(os.path.join(folder, f"guests-{number}"))
+                args += ("--listen", f"vhost-user:{folder}/guests-{number}")
         tenants = ["--tenant", "good=64M", "--tenant", "bad=64M", "--tenant", "small=1M"]
         with rig.serve("--device", device, *tenants, "--control", control, *args) as server:
-            yield Operated(server, control)
+            yield kind(server, control)
 
 
 class Many:
@@ -106,7 +125,7 @@ class Many:
 
     def _run(self, work, index):
         while not self.stop.is_set():
-            with contextlib.suppress(Gone, Refused, OSError):
+            with contextlib.suppress(Gone, Refused, vm.Gone, OSError):
                 work(self.stop, index)
 
     def __enter__(self):
@@ -232,6 +251,101 @@ def leaves_nothing(rigged, descriptors, resident):
     rig.until(lambda: rigged.descriptors() <= descriptors, 60, f"no more than {descriptors} descriptors are open")
     grown = rigged.resident() - resident
     check(grown < 96 * MI, f"{grown >> 20} MiB more in use than before")
+
+
+def guest_floods(rigged):
+    """Keeps all its places busy, with the largest requests on one socket and with flushes on the other."""
+
+    def work(stop, index):
+        guest = rigged.attach(index)
+
+        def submit():
+            guest.submit(*((vm.FLUSH,) if index else (vm.READ, 0, b"", vm.DATA)))
+
+        while guest.free:
+            submit()
+        while not stop.is_set():
+            select.select([guest.call], [], [], 0.1)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(guest.call)
+            guest.poll()
+            for number in list(guest.taken):
+                guest.taken.pop(number)
+                guest.free.append(number)
+                submit()
+        guest.close()
+
+    return Many(2, work)
+
+
+def guest_scribbles(rigged):
+    """Requests, and then random rings."""
+
+    def work(stop, index):
+        for seed in range(1000):
+            if stop.is_set():
+                return
+            guest = rigged.attach(index)
+            for number in range(8):
+                guest.submit(vm.READ, number * vm.DATA, length=vm.DATA)
+            guest.scribble(seed)
+            stop.wait(0.01)
+            guest.close()
+
+    return Many(2, work)
+
+
+def guest_vanishes(rigged):
+    """Writes, and disappears; or takes its memory away first."""
+
+    def work(stop, index):
+        guest = rigged.attach(index)
+        while guest.free:
+            guest.submit(vm.WRITE, index * 32 * MI, bytes(vm.DATA))
+        if index:
+            os.ftruncate(guest.memory, vm.REQUESTS)
+            stop.wait(0.05)
+            os.ftruncate(guest.memory, vm.MEMORY)
+        guest.close()
+
+    return Many(2, work)
+
+
+def guest_half_open(rigged):
+    """Connects many times, and says nothing, or half of a message."""
+
+    def work(stop, index):
+        sockets = []
+        for _ in range(30):
+            s = socket.socket(socket.AF_UNIX)
+            s.settimeout(5)
+            s.connect(os.path.join(os.path.dirname(rigged.control), f"guests-{index}", "bad.sock"))
+            if index:
+                s.sendall(struct.pack("=II", vm.SET_OWNER, 1))
+            sockets.append(s)
+        stop.wait(1)
+        for s in sockets:
+            s.close()
+
+    return Many(2, work)
+
+
+def test_hostile_guests_hurt_nobody_and_leave_nothing_behind():
+    """The same with guests: NBD's clients and another guest have their shares beside them."""
+    with operated("--policy", POLICY, "--shards", "1", kind=OperatedGuests) as rigged:
+        rigged.connect("good").close()
+        rigged.small().close()
+        rig.until(rigged.is_quiet, 20, "nothing is in flight")
+        descriptors, resident = rigged.descriptors(), rigged.resident()
+        with rigged.good_load(300):
+            for event in (guest_floods, guest_scribbles, guest_vanishes, guest_half_open):
+                with event(rigged):
+                    if event is not guest_half_open:
+                        rig.until(lambda: rigged.tenants()["bad"]["in_flight"], 60, "the bad one is at work")
+                    rigged.share(credit=CANCELLED if event in (guest_scribbles, guest_vanishes) else 0)
+                rig.until(lambda: not rigged.tenants()["bad"]["in_flight"], 60, f"what {event.__name__} left is done")
+            check(rigged.tenants()["good"]["errors"] == 0, "an error reached a tenant that did nothing wrong")
+        leaves_nothing(rigged, descriptors, resident)
 
 
 def all_at_once(rigged):

@@ -69,6 +69,42 @@ shares() {
   stop
 }
 
+# A tenant that behaves badly beside a busy one: the scheduler's decisions keep the bound of fair queueing (tests/clients/law.py),
+# and no request of the other one fails.
+hostile() {
+  serve --device paced,size=128M,bandwidth=4M,iops=1000,latency=1ms --policy "$(law 'print(law.POLICY)'),least-cost=4k" --shards 1 \
+    --tenant good=size:48M --tenant bad=size:48M
+  good=$(device good) bad=$(device bad) || exit 1
+  fio --name=good --filename="$good" --rw=randread --bs=4k --ioengine=libaio --iodepth=128 --direct=1 --time_based --runtime=100000 \
+    > /tmp/fg 2>&1 &
+  load=$!
+  for kind in large flushes discards vanishing; do
+    case $kind in
+      large) job="--rw=randread --bs=1M --iodepth=16 --numjobs=4" ;;
+      flushes) job="--rw=randwrite --bs=512 --iodepth=32 --numjobs=2 --fsync=1" ;;
+      discards) job="--rw=randtrim --bs=8M --iodepth=32" ;;
+      vanishing) job="--rw=randwrite --bs=64k --iodepth=64" ;;
+    esac
+    while :; do
+      timeout -s KILL "$([ $kind = vanishing ] && echo 1 || echo 1000)" \
+        fio --name=bad --filename="$bad" $job --ioengine=libaio --direct=1 --time_based --runtime=100000 > /tmp/fb 2>&1
+    done 2> /dev/null &
+    loop=$!
+    law "cost = lambda row: max(4096, int(row['bytes']) // (256 if row['op'] in ('discard', 'write-zeroes') else 1))
+law.shares('/tmp/c', {'good': 100, 'bad': 100}, 1 << 20, seconds=1, cost=cost, at_least=('bad',))" || die "shares beside $kind"
+    kill $loop; pkill -KILL -f name=bad; wait $loop 2> /dev/null
+    kill -0 $load 2> /dev/null || die "the good load ended beside $kind: $(cat /tmp/fg)"
+    echo "shares beside $kind"
+  done
+  kill -INT $load; wait $load
+  grep -q "err= 0" /tmp/fg || die "the good load: $(cat /tmp/fg)"
+  stop
+}
+
+# law CODE: Python with the law of shares.
+law() { PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=../clients FAIRQ="$FAIRQ" python3 -c "import law
+$1"; }
+
 life() {
   args="--device file,path=/tmp/pool,size=160M,create --tenant a=size:64M --tenant b=size:64M"
   serve $args

@@ -612,7 +612,7 @@ impl Console {
         }
     }
 
-    /// Updates the tenants that stay, and stores the keys of each; returns whether each was updated.
+    /// Updates the tenants that stay, and stores their keys; returns whether each was updated.
     fn make_updates(
         &mut self,
         admin: &mut dyn Admin,

@@ -227,6 +227,20 @@ impl Guest {
         Ok(())
     }
 
+    /// The byte at one of the guest's addresses, and the bytes from there to its region's end.
+    #[inline]
+    fn find(&self, address: u64) -> Option<(*mut u8, u64)> {
+        let place = self.regions.partition_point(|region| region.plan.guest <= address);
+        let region = self.regions.get(place.checked_sub(1)?)?;
+        region.at(address - region.plan.guest)
+    }
+
+    /// The byte at one of the guest's addresses.
+    #[inline]
+    pub fn at(&self, address: u64) -> Option<*const u8> {
+        self.find(address).map(|(pointer, _)| pointer.cast_const())
+    }
+
     /// Appends the memory of a range of the guest's addresses; the range may span regions.
     #[inline]
     pub fn translate(
@@ -237,10 +251,7 @@ impl Guest {
     ) -> Result<(), Outside> {
         let (mut at, mut left) = (address, length);
         while left > 0 {
-            let place = self.regions.partition_point(|region| region.plan.guest <= at);
-            let region = place.checked_sub(1).and_then(|place| self.regions.get(place));
-            let found = region.and_then(|region| region.at(at - region.plan.guest));
-            let Some((pointer, rest)) = found else {
+            let Some((pointer, rest)) = self.find(at) else {
                 return Err(Outside { address, length: length.into() });
             };
             let length = rest.min(left.into()) as u32;

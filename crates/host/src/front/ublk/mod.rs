@@ -15,3 +15,5 @@ pub mod control_commands;
 pub mod disk_queue;
 pub mod disk_queues;
 pub mod sys;
+#[cfg(test)]
+mod tests;

@@ -152,6 +152,8 @@ pub struct Vring {
     chain: Chain,
     parts: Vec<Memory>,
     has_turn: bool,
+    /// Its last turn ended though it had more orders and there was room for them.
+    is_cut_short: bool,
     is_awake: bool,
     pub(super) is_changed: bool,
     has_pushed: bool,
@@ -213,6 +215,7 @@ impl Vring {
             chain: Chain::default(),
             parts: Vec::new(),
             has_turn: false,
+            is_cut_short: false,
             is_awake: false,
             is_changed: false,
             has_pushed: false,
@@ -321,9 +324,15 @@ impl Vring {
         !self.to_submit.is_empty() || self.orders >= ORDERS
     }
 
+    /// Whether its last turn was cut short, so that it needs another one, and no event brings that.
+    pub fn is_cut_short(&self) -> bool {
+        self.is_cut_short
+    }
+
     /// Whether it has orders to submit and does not wait for its turn yet; it does then.
     #[inline]
     pub fn wants_turn(&mut self) -> bool {
+        self.is_cut_short = false;
         let has_some = self.orders < ORDERS
             && (!self.to_submit.is_empty() || !self.again.is_empty() || self.has_news());
         has_some && !std::mem::replace(&mut self.has_turn, true)
@@ -351,8 +360,9 @@ impl Vring {
             }
             given += u32::from(self.submit(now_ns, ring, path));
         }
-        self.has_turn = has_more;
-        (given, has_more)
+        self.has_turn = has_more && P::IS_DIRECT;
+        self.is_cut_short = given == most && !P::IS_DIRECT;
+        (given, self.has_turn)
     }
 
     /// Whether `to_submit` has a request that may go on; takes the next chain if not.
@@ -591,13 +601,15 @@ impl Vring {
         });
     }
 
-    /// Shows the guest the used buffers, and calls it if it wants that.
-    pub fn flush(&mut self, ring: &mut Ring) {
+    /// Shows the guest the used buffers, and calls it if it wants that. True if it has.
+    pub fn flush(&mut self, ring: &mut Ring) -> bool {
+        let mut has_called = false;
         if std::mem::take(&mut self.has_pushed) && !self.is_dead() {
             self.region.publishing(&self.queue);
             self.queue.publish();
             self.region.published(&self.queue);
-            if self.queue.wants_call() {
+            has_called = self.queue.wants_call();
+            if has_called {
                 self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
             }
             if self.guest.is_broken() {
@@ -612,6 +624,7 @@ impl Vring {
             }
             self.hang_up();
         }
+        has_called
     }
 
     /// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.

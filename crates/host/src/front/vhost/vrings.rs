@@ -21,6 +21,11 @@ use crate::shard::{Front, Notice};
 
 use std::sync::mpsc::Sender;
 
+/// The most orders that a vring gives a policy that stages before the policy lets some go. A guest
+/// makes requests about as fast as a shard takes them: without a bound, the first of them would
+/// wait for the last, and the guest would sleep meanwhile.
+const STAGED: u32 = 8;
+
 /// When a shard polls the rings of its guests instead of sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Poll {
@@ -135,6 +140,26 @@ impl VhostFront {
         let Some(vring) = self.vrings.get_mut(index).and_then(Option::as_mut) else { return };
         if vring.awake() {
             self.awake.push(index as u16);
+        }
+    }
+
+    /// Shows the guests what has ended, and drops the vrings that have.
+    fn publish(&mut self, ring: &mut Ring) {
+        let (mut changed, mut has_called) = (std::mem::take(&mut self.changed), false);
+        for index in changed.drain(..) {
+            let Some(vring) = self.vring(index.into()) else { continue };
+            vring.is_changed = false;
+            has_called |= vring.flush(ring);
+            if vring.has_ended(ring) {
+                self.awake.retain(|&awake| awake != index);
+                self.vrings[usize::from(index)] = None;
+            }
+        }
+        self.changed = changed;
+        // A guest that sleeps takes tens of microseconds to wake up, in which the shard serves the
+        // rest of its requests.
+        if has_called {
+            ring.enter(0, None);
         }
     }
 
@@ -254,6 +279,8 @@ impl Front for VhostFront {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
+        // The guests go on with what has ended while the shard takes their next requests.
+        self.publish(ring);
         for &index in &self.awake {
             if let Some(vring) = self.vrings[usize::from(index)].as_mut()
                 && vring.wants_turn()
@@ -265,7 +292,7 @@ impl Front for VhostFront {
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
             // A policy that stages has room for all, and orders them itself.
-            let most = if P::IS_DIRECT { orders } else { u32::MAX };
+            let most = if P::IS_DIRECT { orders } else { STAGED };
             let turn = match self.vring(connection as usize) {
                 None => (0, false),
                 Some(vring) => vring.take_turn(now_ns, ring, path, most),
@@ -287,17 +314,7 @@ impl Front for VhostFront {
     }
 
     fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
-        let mut changed = std::mem::take(&mut self.changed);
-        for index in changed.drain(..) {
-            let Some(vring) = self.vring(index.into()) else { continue };
-            vring.is_changed = false;
-            vring.flush(ring);
-            if vring.has_ended(ring) {
-                self.awake.retain(|&awake| awake != index);
-                self.vrings[usize::from(index)] = None;
-            }
-        }
-        self.changed = changed;
+        self.publish(ring);
         false
     }
 
@@ -341,6 +358,7 @@ impl Front for VhostFront {
             let Some(vring) = vrings[usize::from(index)].as_mut() else { return false };
             // One that waits for room goes on with a completion, and needs no kick.
             if vring.is_blocked() {
+                may_sleep &= !vring.is_cut_short();
                 return true;
             }
             let is_awake = !vring.sleep();

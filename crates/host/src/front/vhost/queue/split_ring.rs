@@ -7,7 +7,8 @@ use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_N
 
 use crate::front::guest_memory::{Guest, read16};
 use crate::front::vhost::queue::{
-    Addresses, Buffer, Chain, DESCRIPTOR, Descriptor, Fault, INDIRECT, Layout, NEXT, passes, word,
+    Addresses, Buffer, Chain, DESCRIPTOR, Descriptor, Fault, INDIRECT, Layout, NEXT, passes,
+    prefetch, word,
 };
 
 const FLAGS: usize = 0;
@@ -134,13 +135,43 @@ impl Split {
                 return Err(Fault::Jump(ahead));
             }
         }
-        let place = RING + 2 * usize::from(self.next & (self.size - 1));
-        // SAFETY: as above.
-        let head =
-            u16::from_le(unsafe { word(self.rings.available, place) }.load(Ordering::Relaxed));
+        let head = self.head(self.next);
+        let ahead = self.seen.wrapping_sub(self.next);
+        if ahead > 2 {
+            prefetch(self.descriptor_at(self.head(self.next.wrapping_add(2))));
+        }
+        if ahead > 1 {
+            self.prefetch_memory(guest, self.head(self.next.wrapping_add(1)));
+        }
         self.walk(guest, head, chain)?;
         self.next = self.next.wrapping_add(1);
         Ok(Some(Buffer { id: head, places: 1 }))
+    }
+
+    /// The first descriptor of the chain at a position.
+    #[inline]
+    fn head(&self, position: u16) -> u16 {
+        let place = RING + 2 * usize::from(position & (self.size - 1));
+        // SAFETY: as above.
+        u16::from_le(unsafe { word(self.rings.available, place) }.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn descriptor_at(&self, index: u16) -> *const u8 {
+        self.rings.descriptors.wrapping_add(usize::from(index) * DESCRIPTOR as usize)
+    }
+
+    /// Has the CPU bring the memory of a descriptor: the header or the table of a request that is
+    /// to be taken soon, which the guest has written on another CPU.
+    #[inline]
+    fn prefetch_memory(&self, guest: &Guest, index: u16) {
+        if index < self.size {
+            // SAFETY: the table is mapped, with `size` descriptors.
+            let descriptor = Descriptor::of_split(unsafe { read16(self.descriptor_at(index)) });
+            if let Some(at) = guest.at(descriptor.address) {
+                prefetch(at);
+            }
+        }
     }
 
     /// Fills in the memory of the chain that begins with this descriptor.
@@ -151,9 +182,8 @@ impl Split {
                 let fault = if count == 0 { Fault::Buffer(index) } else { Fault::Next(index) };
                 return Err(fault);
             }
-            let at = self.rings.descriptors.wrapping_add(usize::from(index) * DESCRIPTOR as usize);
             // SAFETY: the table is mapped, with `size` descriptors.
-            let descriptor = Descriptor::of_split(unsafe { read16(at) });
+            let descriptor = Descriptor::of_split(unsafe { read16(self.descriptor_at(index)) });
             if descriptor.is(INDIRECT) {
                 let is_alone = count == 0 && !descriptor.is(NEXT);
                 return match is_alone {
