@@ -41,16 +41,15 @@ pub(crate) struct ServeArgs {
     /// (share a scheduler with these, and compare weights with them; default: with all whose files
     /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
     /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
-    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it),
-    /// max-iops and max-bandwidth (the most that it gets in a second; also with read- or write-
-    /// before them), burst=100ms (what may come above a cap at once: a time, or a number of
-    /// requests), min-iops and min-bandwidth (what it has at least in a second, while the device
-    /// can), group=NAME (a group of tenants; see --group),
-    /// identity=NAME (in the client's certificate; any: every certificate), uid=N, user=NAME and
-    /// unix-group=NAME (the users who may open it over a Unix socket; several as in a+b), connections
-    /// (the most; default: half of all), vhost-user=PATH and vfio-user=PATH
-    /// (sockets where a guest attaches it, as a virtio disk and as an NVMe controller), ublk (a
-    /// block device of this machine), description. A comma in a value is written twice.
+    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it), max-iops
+    /// and max-bandwidth (the most that it gets in a second; also with read- or write- before
+    /// them), burst=100ms (what may come above a cap at once: a time, or a number of requests),
+    /// min-iops and min-bandwidth (what it has at least in a second, while the device can),
+    /// group=NAME (a group of tenants; see --group), identity=NAME (in the client's certificate;
+    /// any: every certificate), uid=N, user=NAME and unix-group=NAME (the users who may open it
+    /// over a Unix socket; several as in a+b), connections (the most; default: half of all),
+    /// vhost-user=PATH and vfio-user=PATH (sockets where a guest attaches it, as a virtio disk and as
+    /// an NVMe controller), ublk (a block device of this machine), description. A comma in a value is written twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
     /// A group of tenants, which share what it has; may be given many times
