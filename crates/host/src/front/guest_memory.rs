@@ -263,11 +263,8 @@ impl Guest {
 
     /// The memory at one of the guest's addresses; the range must lie in one region.
     #[inline]
-    pub fn at(&self, address: u64, length: u64) -> Result<*mut u8, Outside> {
-        let place = self.regions.partition_point(|region| region.plan.guest <= address);
-        let region = place.checked_sub(1).and_then(|place| self.regions.get(place));
-        let found = region.and_then(|region| region.at(address - region.plan.guest));
-        match found {
+    pub fn range(&self, address: u64, length: u64) -> Result<*mut u8, Outside> {
+        match self.find(address) {
             Some((pointer, rest)) if length <= rest => Ok(pointer),
             _ => Err(Outside { address, length }),
         }
@@ -361,7 +358,7 @@ pub(super) unsafe fn write(memory: &[Memory], bytes: &[u8]) -> usize {
 // users keep that until the last access. No Rust reference points into a guest's memory.
 unsafe impl Dma for Guest {
     fn resolve(&self, address: u64, length: u32) -> Option<Memory> {
-        let address = self.at(address, length.into()).ok()?;
+        let address = self.range(address, length.into()).ok()?;
         Some(Memory { address, length, fixed: None })
     }
 }

@@ -350,7 +350,7 @@ impl Session {
         if !addresses.iter().all(|address| address.is_multiple_of(PAGE)) {
             return Err(Status::PRP_OFFSET);
         }
-        let is_there = addresses.iter().all(|&address| self.guest.at(address, PAGE).is_ok());
+        let is_there = addresses.iter().all(|&address| self.guest.range(address, PAGE).is_ok());
         if !is_there {
             return Err(Status::INVALID_FIELD);
         }

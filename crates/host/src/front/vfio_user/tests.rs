@@ -261,7 +261,7 @@ impl Machine {
 
     fn word(&self, at: u64) -> &AtomicU32 {
         // SAFETY: aligned words of mapped memory, which both sides access by atomics.
-        unsafe { AtomicU32::from_ptr(self.memory.at(at, 4).unwrap().cast()) }
+        unsafe { AtomicU32::from_ptr(self.memory.range(at, 4).unwrap().cast()) }
     }
 
     /// Writes a shadow doorbell; returns its old value.
@@ -332,7 +332,7 @@ impl Machine {
 fn pair(memory: &Guest, id: u16, sq: u64, cq: u64, entries: u16) -> Pair {
     let at = |address, bytes: u64| {
         let bytes = bytes * u64::from(entries);
-        let start = memory.at(address, bytes).unwrap();
+        let start = memory.range(address, bytes).unwrap();
         // SAFETY: mapped memory, which the device does not use yet.
         unsafe { start.write_bytes(0, bytes as usize) };
         NonNull::new(start.cast::<u64>()).unwrap()

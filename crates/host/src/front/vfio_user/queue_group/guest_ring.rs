@@ -40,7 +40,7 @@ impl GuestRing {
         index: u16,
     ) -> Result<Sqe, Outside> {
         let at = self.address.wrapping_add(u64::from(index) * SQE as u64);
-        let from = guest.at(at, SQE as u64)?;
+        let from = guest.range(at, SQE as u64)?;
         let mut words = [0; SQE / 8];
         for (pair, to) in words.chunks_exact_mut(2).enumerate() {
             // SAFETY: the generation has just resolved these bytes, and is mapped.
@@ -59,7 +59,7 @@ impl GuestRing {
     ) -> Result<(), Outside> {
         let at = self.address.wrapping_add(u64::from(index) * CQE as u64);
         let outside = Outside { address: at, length: CQE as u64 };
-        let to = guest.at(at, CQE as u64)?.cast::<u64>();
+        let to = guest.range(at, CQE as u64)?.cast::<u64>();
         if !to.is_aligned() {
             return Err(outside);
         }
@@ -75,7 +75,7 @@ impl GuestRing {
 
 /// A word of the guest's memory.
 pub(super) fn shadow(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
-    let at = guest.at(address, 4)?.cast::<u32>();
+    let at = guest.range(address, 4)?.cast::<u32>();
     if !at.is_aligned() {
         return Err(Outside { address, length: 4 });
     }
