@@ -200,7 +200,7 @@ impl AnyDevice {
         if let AnyDevice::File(device) = self { device.size_of(number) } else { None }
     }
 
-    /// See [`FileDevice::linger`].
+    /// See [`FileDevice::keep_open`].
     pub fn keep_file_open(&self, number: u16) {
         match self {
             AnyDevice::File(device) => device.keep_open(number),

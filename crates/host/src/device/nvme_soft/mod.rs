@@ -197,7 +197,7 @@ impl NvmeSoft {
         Ok((number, size))
     }
 
-    /// See [`FileDevice::linger`].
+    /// See [`FileDevice::keep_open`].
     pub fn keep_file_open(&self, number: u16) {
         if let Backing::File(device) = &self.shared.backing {
             device.keep_open(number);
