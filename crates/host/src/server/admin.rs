@@ -174,7 +174,7 @@ pub struct Successor {
     pub program: PathBuf,
     /// Its `argv[0]`.
     pub name: OsString,
-    /// Its arguments; [`Predecessor`](crate::server::handover::leave::Predecessor) follows the last of them.
+    /// Its arguments; `Predecessor` follows the last of them.
     pub args: Vec<OsString>,
 }
 
