@@ -1,4 +1,4 @@
-//! The metrics, in the Prometheus text format, from the [view](crate::view) of the server.
+//! The metrics, in the Prometheus text format, from the [view] of the server.
 //!
 //! Names end in their unit, counters in `_total`; times are seconds. A tenant's series have the
 //! labels `tenant` and `device`: the name of the tenant's store, as in the label `store` of the
