@@ -1,6 +1,6 @@
 //! The floor of a vhost-user-blk server: `floor SOCKET QUEUES POLL_US` takes descriptors and returns
 //! them as successful requests, without a look at their content, by the library that rust-vmm has
-//! for that. It has a thread for each queue, which polls for so many microseconds before it sleeps.
+//! for that. Each queue has a thread, which polls for POLL_US microseconds before it sleeps.
 
 use std::io;
 use std::os::unix::process::CommandExt;
