@@ -186,6 +186,8 @@ pub(crate) enum CtlCommand {
     ///
     /// A key that is not named stays; KEY=off takes one away. Keys that clients get when they
     /// connect need a restart, such as read-only and uid.
+    ///
+    /// Examples: `fairq ctl set web weight=500 max-iops=20000`; `fairq ctl set web max-iops=off`.
     Set {
         /// Its name
         #[arg(value_name = "NAME")]
@@ -248,7 +250,8 @@ pub(crate) enum CtlCommand {
     ///
     /// The server's process executes the program, which goes on with all connections, data and
     /// settings. It is first run beside the server, to see whether it can: if not, nothing changes.
-    /// Connections with TLS end, and their clients connect again.
+    /// Connections with TLS end, and their clients connect again. The server refuses while a guest
+    /// has attached an NVMe controller (vfio-user).
     ///
     /// Examples: `fairq ctl upgrade` after a package was installed; `fairq ctl upgrade
     /// /opt/fairq-0.2.0/bin/fairq`; the same with the old path goes back.

@@ -126,7 +126,8 @@ impl ControlThread<'_> {
         if !self.server.controllers.is_empty() {
             return Err(refuse(
                 "a guest has attached a controller (vfio-user), whose state this program does not \
-                 hand over: detach it, or restart the server instead",
+                 hand over: unplug its disk or stop the guest first (a restart takes the disk from \
+                 the guest, too)",
             ));
         }
         if let Some(member) = resized {
