@@ -83,7 +83,8 @@ impl FlowId {
         FlowId { slot, ..self }
     }
 
-    /// The name of a slot's flow: for a caller that numbers the flows of several policies together.
+    /// The name of the flow with this slot and generation, for a caller that gives the flows of
+    /// several policies numbers of its own.
     #[inline]
     pub const fn new(slot: u32, generation: u32) -> FlowId {
         FlowId { slot, generation }
@@ -97,7 +98,7 @@ impl FlowId {
     }
 }
 
-/// The reason why the control side refused.
+/// The reason why the control side refused a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FlowError {
     /// Every slot is taken (a removed flow's slot is taken until its last request has completed).
@@ -109,7 +110,7 @@ pub enum FlowError {
          it"
     )]
     Taken,
-    /// The flow was removed, or never was.
+    /// The flow was removed, or never added.
     #[error("no such flow: it was removed or never added")]
     NoSuchFlow,
     /// The policy never uses the urgent class, or was built without a budget for it.

@@ -39,7 +39,7 @@
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
 //!   [`SubmitError`] and leaves no trace: no flow is charged for it. A completion of a tag that is
 //!   not issued is ignored.
-//! - A port adds itself to `wake` if a verb reached its bound of work before it was done.
+//! - A port adds itself to `wake` if a verb stopped at its bound of work and left some work undone.
 //!
 //! # Stages
 //! A port may surround another one and change some of its verbs ([`crate::managed`]). No verb has a
@@ -102,8 +102,8 @@ pub struct Request {
     pub offset: u64,
     /// Its length, in bytes.
     pub length: u32,
-    /// Its cost to its flow. In front of the policies of the registry [`crate::cost`]
-    /// replaces it; a policy without that charges this value.
+    /// Its cost to its flow. For the policies of the registry, [`crate::cost`] replaces it; a
+    /// policy without that stage charges this value.
     pub cost: Cost,
 }
 
@@ -217,8 +217,8 @@ pub struct FlowStats {
     pub lag: Option<u64>,
     /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
     /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A
-    /// port keeps the sum while the flow has requests there and for some time after; it begins at 0 if
-    /// the flow comes back later. `None` for a policy that charges nothing.
+    /// port keeps the sum while the flow has requests there and for some time after; the sum begins
+    /// at 0 again if the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
     /// The flow's tokens on the port, in bytes, negative for a debt; `None` for a policy without
     /// tokens.
@@ -329,7 +329,7 @@ pub enum Held {
     Ahead,
     /// No slot of the device is free.
     NoSlot,
-    /// No slot is free of those that latency targets leave.
+    /// All slots that the latency targets leave are in use.
     Target,
     /// A cap of its flow is used up.
     Cap,
@@ -368,7 +368,7 @@ pub enum TuneError {
 
 /// The control side of a policy, shared by all threads.
 pub trait Policy: Send + Sync + 'static {
-    /// The handle of each shard. A `dyn Policy` has everything else.
+    /// The handle of each shard. All other items can be used through `dyn Policy`.
     type Port: Port
     where
         Self: Sized;
@@ -391,8 +391,9 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NotUrgent)
     }
 
-    /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
-    /// a layer that computes them: measurements of the flows go on. Removed flows are left out.
+    /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does. It
+    /// is for layers that compute weights and change them often. Unlike a change by an operator, it
+    /// does not restart measurements of the flows. Removed flows are left out.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         for &(flow, weight) in weights {
             // A removed flow has no weight to change.
@@ -437,7 +438,7 @@ pub struct Stats {
     pub slots: Option<u64>,
     /// Slots not in use now.
     pub free_slots: Option<u64>,
-    /// Times a port stopped because its lead request was too far ahead.
+    /// Times a port stopped because its first request was too far ahead of virtual time.
     pub throttles: u64,
     /// Times a port stopped for want of a slot.
     pub blocks: u64,
@@ -474,7 +475,7 @@ pub struct ReservedStats {
     pub bytes_per_s: u64,
     /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
     pub asked_ppm: u64,
-    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
+    /// Part of its reservation that each active flow is granted, in millionths: 1,000,000 while all
     /// fit.
     pub granted_ppm: u64,
 }

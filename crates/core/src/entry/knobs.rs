@@ -30,7 +30,7 @@ pub enum Unit {
     Hundredths,
     /// No (0) or yes (1).
     Switch,
-    /// Nothing: only words are taken.
+    /// No number: the knob accepts words only.
     Words,
 }
 
@@ -57,7 +57,8 @@ pub struct Knob {
     pub help: &'static str,
     /// Its name in a policy's short description, if it is part of that.
     pub brief: Option<&'static str>,
-    /// The change of a running policy, if it is possible; the value `None` leaves it to the policy.
+    /// The tuning that changes the knob while the policy runs, if that is possible; with the value
+    /// `None` the policy finds the value by itself.
     pub tuning: Option<fn(Option<u64>) -> Tuning>,
 }
 
@@ -127,7 +128,7 @@ impl Knob {
         Knob { words, ..self }
     }
 
-    /// The knob whose numbers are written behind this.
+    /// The knob whose numbers are written after this prefix.
     #[must_use]
     pub const fn after(self, prefix: &'static str) -> Self {
         Knob { prefix, ..self }
@@ -332,7 +333,7 @@ pub const MERGE: Knob = Knob::bytes(
 .or(&[("on", 256 << 10), ("off", 0)])
 .brief("merge");
 
-/// The D that stands for a search ([`crate::depth`]).
+/// The value of D that requests a search for D ([`crate::depth`]).
 pub const AUTO: u32 = u32::MAX;
 
 /// D.

@@ -51,8 +51,9 @@ pub enum Entry {}
 
 impl entry::Entry for Entry {
     const NAME: &'static str = "d2fq";
-    /// Shares come only once the ratio has adapted, and where queues are backed up. Global virtual
-    /// time may go back: a flow behind it lowers it (Figure 9).
+    /// It does not promise shares, because they follow the weights only after the H/L ratio has
+    /// been adapted, and while commands wait in the device's queues. It does not promise a steady
+    /// virtual time, because a flow behind global virtual time lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
     type Config = Costed<D2fqConfig>;
     type Policy<P: Platform> = Managed<D2fq<P>, P>;

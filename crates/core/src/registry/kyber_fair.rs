@@ -75,7 +75,8 @@ impl entry::Entry for Entry {
         has_limits: bool,
     ) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Costed { policy: mut config, cost } = config;
-        // The ratio of writes to reads is in the requests' cost already.
+        // Costs by the device already contain the ratio of writes to reads, so it is not measured
+        // twice.
         config.measured_writes &= cost.kind != CostKind::Device;
         let stages = Stages { has_limits, ..Stages::of_busy(cost, &mut config.busy) };
         Managed::new(KyberFair::new(&config)?, config.tags, config.flows, &stages)

@@ -26,8 +26,8 @@ impl Configure for MqfqConfig {
     }
 }
 
-/// MQFQ; with one lock around dispatches for comparison (`SERIAL`); with slots that are kept for a
-/// moment, which costs each verb 4 ns, in the Linux kernel module (`ANTICIPATES`).
+/// MQFQ. With `SERIAL` one lock surrounds all dispatches, for comparison. With `ANTICIPATES`, which
+/// the Linux kernel module uses, slots are kept for a moment; this costs each verb 4 ns.
 pub enum Entry<const SERIAL: bool = false, const ANTICIPATES: bool = false> {}
 
 impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL, ANTICIPATES> {

@@ -79,7 +79,7 @@ fn who_heard_of_a_removal_refuses<P: Platform>() {
         let other = thread::spawn(move || {
             let heard = port.poll(&table_of_port, &mut PortSet::default());
             let takes = port.admit(&table_of_port, flow, Tag(0), |_, _| ()).is_ok();
-            assert!(!heard || !takes, "a request of a flow that was let go");
+            assert!(!heard || !takes, "a request of a flow that the port has released");
         });
         table.close(flow).unwrap();
         other.join().unwrap();
@@ -92,7 +92,7 @@ fn a_removed_flow_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a request of a flow that was let go")]
+#[should_panic(expected = "a request of a flow that the port has released")]
 fn without_any_order_a_removed_flow_is_taken() {
     who_heard_of_a_removal_refuses::<Unordered>();
 }

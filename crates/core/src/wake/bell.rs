@@ -15,7 +15,7 @@
 //! polling has set the bit before the owner parks, because the state was not parked yet; the
 //! owner's read of the bit after parking finds it. Only a ringer that changes the state from parked
 //! to running wakes the owner, so one sleep costs one wake-up. Both words change by exchange, so
-//! that each change acts on the value that the last one left; an exchange costs as much as an
+//! that each change acts on the value that the last change left; an exchange costs as much as an
 //! ordered store. **Writes before a ring are seen.** Taking the bit acquires the ringer's setting
 //! of it, so the owner then sees everything that the ringer had written before it rang. Only
 //! [`Bell::is_rung`] and the first read of [`Bell::take`] are relaxed: at worst they see the bit
@@ -91,8 +91,8 @@ impl<P: Platform> Bell<P> {
     /// The owner runs again, for whatever reason.
     #[inline]
     pub fn wake(&self) {
-        // A ringer that still finds it parked wakes it needlessly, which costs one turn of its
-        // loop.
+        // A ringer that still finds the owner parked wakes it needlessly, which costs one turn of
+        // the owner's loop.
         self.state.swap(RUNS, Ordering::AcqRel);
     }
 }

@@ -1,6 +1,6 @@
 //! The bell and the meeting under the model checker, as in [`crate::policy::mqfq`]'s models; each
 //! law is also checked on a broken machine or a broken use that the model must catch. Sleeping is a
-//! flag here: a thread that sleeps has ended, and must have been woken if there is more.
+//! flag here: a thread that sleeps has ended, and must have been woken if a bell has rung since.
 
 use std::sync::Arc;
 use std::vec::Vec;

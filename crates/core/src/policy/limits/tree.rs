@@ -194,7 +194,7 @@ impl Tree {
 
     /// The place of a member that adds `own` to the group while it is active. One step a level.
     pub(super) fn place(&self, group: Option<GroupId>, own: Part, is_active: bool) -> Place {
-        // From the flow up: its part of each level's sum.
+        // This loop goes from the flow up, and records the part of each level's sum.
         let (mut path, mut length) = ([(own, own); Group::LEVELS], 0);
         let mut above = group;
         let (mut child, mut child_is_active) = (own, is_active);
@@ -209,7 +209,7 @@ impl Tree {
             (child, child_is_active) = (node.base(), node.sum.count > 0);
             above = node.group.parent;
         }
-        // From the top down: `child` is beside those that are in no group.
+        // The loop below goes from the top down. `child` is now the member that is in no group.
         let (mut share, mut rates) = (1u64 << WHOLE_BITS, child.rates);
         for (child, sum) in path.iter().take(length).rev() {
             let whole = sum.weight.max(1);

@@ -1,6 +1,6 @@
-//! A port: it prices requests and counts them. They wait in lanes before the policy until their
-//! caps let them pass, and staged requests of flows that have less than their reservations go to
-//! the device before all others.
+//! A port: it computes the costs of requests and counts them. Requests wait in lanes before the
+//! policy until their caps let them pass, and staged requests of flows that have less than their
+//! reservations go to the device before all others.
 
 mod lanes;
 
@@ -48,10 +48,10 @@ pub struct ManagedPort<Q, P: Platform = Native> {
     others: u32,
     /// The flows with reservations that have requests staged here; their keys are their slots.
     lanes: Agenda,
-    /// The policy's last answer was a part of a command.
+    /// The policy's last answer was a [`Next::Join`], so that its command is not complete.
     is_joining: bool,
-    /// The last `next` did not call the policy: this port's part of the room on the device was
-    /// taken.
+    /// The last `next` did not call the policy: this port's part of the room on the device was in
+    /// use.
     is_full: bool,
     /// The state of the settings that this port knows, and the number of slots that it has not
     /// visited since it has changed.
@@ -59,7 +59,8 @@ pub struct ManagedPort<Q, P: Platform = Native> {
     unseen: usize,
 }
 
-/// A request; without flags it is not there, or nothing was to be counted when it came.
+/// The record of a request. Without flags there is no request, or nothing had to be counted when it
+/// came.
 #[derive(Clone, Copy, Default, Zeroable)]
 struct Record {
     arrived_ns: u64,
@@ -290,7 +291,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             let spent_ns = now_ns.saturating_sub(issued_ns);
             let took_ns = now_ns.saturating_sub(arrived_ns).max(spent_ns);
             total.completed([bytes, cost, spent_ns, took_ns], most);
-            // Of a part of a command only the time since it came is known.
+            // For a part of a command only the time since its arrival is known.
             let spent_ns = if issued_ns == u64::MAX { took_ns } else { spent_ns };
             self.shared.watch.completed(seats, slot, (took_ns, spent_ns), bytes);
         }
@@ -428,8 +429,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
         self.leave_lane(now_ns, tag);
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone && let Some(record) = self.end(tag, false) {
-            // A request that was on the device stays charged, and buckets of other caps have given
-            // nothing.
+            // A request that was on the device stays charged, and caps that were set meanwhile have
+            // nothing to refund.
             let is_same = record.changes == Shared::<P>::changes(self.shared.state());
             if record.is(Record::PASSED) && !record.is(Record::AGAIN) && is_same {
                 let limits = &self.shared.limits;

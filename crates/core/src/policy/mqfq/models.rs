@@ -397,8 +397,8 @@ fn without_atomic_additions_slots_are_lost() {
 
 // The wheel.
 
-/// A port goes to sleep while others move virtual time so far that it may run: it notices, or is
-/// woken. Its bit may lie in another word than the turners' bits.
+/// A port goes to sleep while others move virtual time so far that the port may run: the port
+/// notices this, or is woken. Its bit may lie in another word than the turners' bits.
 fn a_sleeper_is_woken<P: Platform>(sleeper: PortId, turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));

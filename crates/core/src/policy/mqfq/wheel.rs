@@ -25,7 +25,7 @@
 //! turners agree through `turned`, the virtual time up to which some turner has undertaken to empty
 //! buckets: the turner that moves it on empties the buckets in between. A turner that finds
 //! `turned` beyond its own time leaves the work to the other turner, which moved virtual time (or
-//! saw it moved) after it, and therefore sees every bit that it would have seen.
+//! saw it moved) later, and therefore sees every bit that the first turner would have seen.
 //!
 //! **Changing W** empties all buckets, because bucket numbers depend on the width (see above the
 //! verbs).
@@ -124,8 +124,8 @@ impl Window {
 
     /// The bucket to wait in for `lead`, which is held back at `now`.
     fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
-        // Rounded up, so that the port is not woken while it is still held back. A bucket beyond
-        // the ring would share the word of a nearer bucket.
+        // The bucket is rounded up, so that the port is not woken while it is still held back. A
+        // bucket beyond the ring would share the word of a nearer bucket.
         let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
         let current = self.bucket(now);
         current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
@@ -254,8 +254,8 @@ impl<P: Platform> Wheel<P> {
         loop {
             let turned = VTime::from_word(old);
             let passed = window.distance(window.bucket(now), window.bucket(turned));
-            // Within a bucket no bucket begins and the word stays, so it is written once a bucket's
-            // width.
+            // While virtual time stays in a bucket, no other bucket begins and `turned` does not
+            // change, so it is written once per bucket.
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
             }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any W, anywhere on the circle: a port sleeps only if it must, is woken at the latest
+        /// For any W, at any virtual time: a port sleeps only if it must, is woken at the latest
         /// when virtual time reaches its lead, not before its wait is over unless the ring is too
         /// short, and only once.
         #[test]
