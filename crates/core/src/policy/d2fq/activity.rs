@@ -134,9 +134,8 @@ impl<P: Platform> FlowState<P> {
         Activity(self.activity.load(Ordering::Acquire))
     }
 
-    /// Records the flow's present reach, in units; returns the most of it recently. Ports that
-    /// record at once may lose each other's value: each records its value again with its next
-    /// publication.
+    /// Records the flow's present reach, in units; returns its recent maximum. Ports that record at
+    /// once may lose each other's value: each records its value again with its next publication.
     pub fn reach(&self, now: u64) -> u64 {
         let most = self.reach.load(Ordering::Relaxed);
         if now > most {
@@ -169,7 +168,8 @@ impl<P: Platform> FlowState<P> {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
             let last = old & PORTS <= 1;
-            // At least one unit of time: the word of a flow that has been active is not 0.
+            // The time is at least one unit, so that the word of a flow that has been active is not
+            // 0.
             let new = if last { (now_ns & !PORTS).max(PORTS + 1) } else { old - 1 };
             match self.activity.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return last,

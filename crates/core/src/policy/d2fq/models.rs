@@ -90,7 +90,8 @@ fn the_word_is_never_lost_and_never_runs_ahead() {
     });
 }
 
-/// Two flows that stay: the word ends at one of them, held by it, and not after the lesser.
+/// Two flows stay active: in the end one of them holds the word, and the word is not after the
+/// lesser of their virtual times.
 #[test]
 fn the_lesser_of_two_holds_it() {
     check(5, || {
@@ -232,7 +233,7 @@ fn without_a_second_look_the_floor_does_not_hold() {
     gvt_is_not_before_its_floor::<Loom>(false, &[2, 4]);
 }
 
-/// Two flows raise the floor: it ends at the later, and gvt with it.
+/// Two flows raise the floor: in the end floor and gvt are at the later of the two values.
 #[test]
 fn the_floor_is_the_latest() {
     check(5, || {

@@ -156,7 +156,7 @@ fn the_spread_is_that_of_flows_in_flight() {
     assert_eq!(rig.policy.stats().spread, Some(0));
     let _held = rig.hold(1);
     rig.serve(0, 3);
-    assert_eq!(rig.policy.stats().spread, Some(0), "flow 0 is not there now");
+    assert_eq!(rig.policy.stats().spread, Some(0), "flow 0 has nothing in flight");
     let (_, tag) = rig.submit(0, 0, 4096);
     assert_eq!(rig.policy.stats().spread, Some(rig.vt(0).abs_diff(rig.vt(1))));
     assert!(rig.vt(0) > rig.vt(1));
@@ -199,7 +199,7 @@ fn idling_does_not_erase_debt() {
     assert_ne!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
-/// Decision 7: only idleness without a break counts, for as long as is set.
+/// Decision 7: only idleness without a break counts, if it is longer than the grace period.
 #[test]
 fn grace_is_for_idleness_without_a_break() {
     for grace_ns in [5 * MS, 20 * MS] {
@@ -297,7 +297,7 @@ fn a_span_grows_with_what_is_in_flight() {
         let floor = rig.policy.shared.tracker.floor();
         rig.policy.shared.states[0].vt().since(floor) >> 20
     };
-    assert_eq!(span(&mut rig), 2 * 2 * 8 * 5, "8 times 5 MiB, by as much as unfair and by 2");
+    assert_eq!(span(&mut rig), 2 * 2 * 8 * 5, "8 times 5 MiB; 2 reaches are tau_w, 2 tau_w a span");
     for expected in [80, 40, 32, 32] {
         rig.now_ns += 1000 * MS;
         rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
@@ -371,7 +371,7 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(3, &[most, least, is_served_at_once], unfair), 22, "no ratio helps it");
     assert_eq!(next(77, &[], unfair), 77, "no samples, no change");
     let deep = Sample { in_flight: 4 << 20, ..most };
-    assert_eq!(next(9, &[deep, least], unfair), 9, "4 MiB in flight make 30 MiB no gap");
+    assert_eq!(next(9, &[deep, least], unfair), 9, "with 4 MiB in flight 30 MiB are no gap");
     let closing = sample(40, 50, [0, 0, 100]);
     assert_eq!(next(10, &[closing, least], unfair), 6, "by the gap, though it is closing");
     assert_eq!(next(1, &[closing, least], unfair), 3, "the floor");
@@ -390,9 +390,9 @@ fn a_flow_left_behind_does_not_drive_the_ratio() {
     let shallow = Sample { waits: true, ..left };
     assert_eq!(next(256, &[shallow, a, b], unfair), 64, "80 of the high for 60 of the low");
     assert_eq!(next(5, &[shallow, a, b], unfair), 51, "it waits in a class that is backed up");
-    assert_eq!(next(6, &[shallow, a, b], unfair), 6, "four times as much as was used and 1");
+    assert_eq!(next(6, &[shallow, a, b], unfair), 6, "four times the use, rounded up");
     let alone = sample(64, 100, [0, 0, 30]);
-    assert_eq!(next(4, &[left, alone], unfair), 3, "nothing to tell apart");
+    assert_eq!(next(4, &[left, alone], unfair), 3, "only one flow is throttled");
 }
 
 /// Decision 10: one ratio a device.
@@ -432,10 +432,10 @@ fn the_ratio_keeps_what_the_shares_ask_for() {
         let mut samples = vec![sample(0, 1, [300, 0, 0]); flows];
         samples.push(sample(0, 1, [45, 55, 0]));
         assert_eq!(next(30, &samples, u64::MAX), expected);
-        assert_eq!(next(4, &samples, u64::MAX), 4, "it does not rise by that");
+        assert_eq!(next(4, &samples, u64::MAX), 4, "shares do not raise it");
     }
     let alike = [sample(0, 1, [50, 50, 0]), sample(0, 1, [0, 60, 0])];
-    assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, nothing is to be told apart");
+    assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, so no flow needs more");
 }
 
 /// Eq. 3 counts requests, as arbitration does.
@@ -596,7 +596,7 @@ fn flows_share_the_seats_of_a_port() {
     assert_eq!(rig.tick(), []);
     for (served, counted) in [
         (&[(5, 3), (6, 4)][..], &[3, 4][..]),
-        // The first one takes flow 5's seat, and counts from the next period on.
+        // Flow 0 takes flow 5's seat, and counts from the next period on.
         (&[(0, 2), (6, 3)], &[3]),
         (&[(0, 2), (5, 1)], &[2]),
     ] {
@@ -665,8 +665,8 @@ proptest! {
         }
     }
 
-    /// After a publication gvt is not ahead of the publisher, unless nobody held it; and a flow
-    /// without requests never holds it. Any history, also across the wrap.
+    /// After a publication gvt is not ahead of the publisher, unless no flow held it; and a flow
+    /// without requests never holds it. This holds for any history, also across the wrap.
     #[test]
     fn gvt_is_not_ahead_of_who_publishes(
         origin in prop_oneof![Just(0u64), Just((1 << 50) - (1 << 20)), Just((1 << 56) - (1 << 20))],
@@ -677,7 +677,7 @@ proptest! {
         gvt.update(Holder::new(0, 1), VTime::ZERO, VTime::ZERO);
         gvt.release(Holder::new(0, 1));
         if origin > 0 {
-            // Half the circle is the farthest that it can go in one step.
+            // One step can move gvt by at most half of the wrapping range.
             (1..8).for_each(|step| gvt.raise_unheld(VTime::from_units(origin / 8 * step)));
             gvt.raise_unheld(vts[0]);
         }
@@ -740,7 +740,7 @@ proptest! {
             let gap = tracker.gvt.ahead(floor);
             prop_assert!(gap <= 0, "gvt is before its floor");
             for state in states.iter().take(4) {
-                // The word's 50 bits say the same as 56.
+                // The distances in the word's 50 bits and in all 56 bits are equal.
                 let (ahead, exact) = (tracker.gvt.ahead(state.vt()), state.vt().since(floor));
                 prop_assert!((ahead - gap - (exact >> KIU)).abs() <= 2, "{ahead}, {exact}");
             }

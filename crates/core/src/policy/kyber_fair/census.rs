@@ -74,7 +74,7 @@ impl<P: Platform> Census<P> {
         }
     }
 
-    /// Takes a flow that entered out of this period.
+    /// Takes a flow, which has entered this period, out of its bucket.
     pub(super) fn leave(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count.saturating_sub(1));

@@ -37,7 +37,7 @@
 //! period. A period is claimed by one attempt. `port` bounds the number of periods that a call of
 //! `next` follows.
 //!
-//! **Batches.** A port takes a 32nd of a flow's tokens at a time, with many ports less.
+//! **Batches.** A port takes a 32nd of a flow's tokens at a time, or less if there are many ports.
 
 use crossbeam_utils::CachePadded;
 
@@ -149,7 +149,7 @@ pub(super) enum Taken {
     None,
 }
 
-// **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
+// **The period of a pot.** Tags are compared for equality only; no tag has an age. A tag that is
 // not the port's own is of an earlier period, unless the port is behind. A port finds out that it
 // is behind by reading the number again *after* the pot: the port that filled the pot had read the
 // later number (acquire) and published the pot after that (release), so a port that sees the pot
@@ -180,7 +180,8 @@ impl<P: Platform> Pot<P> {
         census.leave(number, weight);
     }
 
-    /// Leaves a debt for the port that the flow comes to next. The sum guards nothing: Relaxed.
+    /// Leaves a debt for the port that the flow comes to next. The sum guards no data, so Relaxed
+    /// is enough.
     pub(super) fn leave_debt(&self, tokens: u64) {
         self.debt.fetch_add(tokens, Ordering::Relaxed);
     }
@@ -202,7 +203,8 @@ impl<P: Platform> Pot<P> {
             // A port that is behind moves nothing back.
             let Some(age @ 1..) = period.number.checked_sub(last) else { return };
             if age <= u64::from(period.reach) {
-                // Before other ports can find the flow seen: its tokens may be used up at once.
+                // `counted` is written before other ports can find the flow seen, because they may
+                // use up its tokens at once.
                 self.counted.store(period.number, Ordering::Relaxed);
             }
             let new = period.number << WEIGHT_BITS | u64::from(weight.in_256ths());
@@ -213,7 +215,7 @@ impl<P: Platform> Pot<P> {
                 Ok(_) => return census.leave(last, old_weight),
                 Err(now) => old = now,
             }
-            // Another port has moved the flow meanwhile: it must not be here twice.
+            // Another port has moved the flow meanwhile, and the flow must not be counted twice.
             census.leave(period.number, weight);
         }
     }
@@ -230,7 +232,7 @@ impl<P: Platform> Pot<P> {
         let (tag, share) = (period.tag(), period.share(weight));
         let tag_before = self::tag(period.number.wrapping_sub(1));
         let want = owed + (share >> periods.batch_shift).max(1);
-        // Acquire and release: see *Which period a pot is of*, above.
+        // Acquire and release: see *The period of a pot*, above.
         let mut old = self.tokens.load(Ordering::Acquire);
         loop {
             let left = if old & !LEFT == tag {
@@ -315,7 +317,7 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 // side,
 // 1. the port that publishes a period *then* takes all bits and wakes those ports;
 // 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
-//    does the rest;
+//    begins the next period;
 // 3. a port whose own count of outstanding requests falls below `busy` writes the count and *then*
 //    reads `sleepers` and adds up the counts of all ports: if the sum is below `busy` it wakes one
 //    port, but not while one is known to be waiting out its patience. (While its own count is at
@@ -364,7 +366,7 @@ impl<P: Platform> Periods<P> {
     /// The current period.
     pub(super) fn now(&self) -> Period {
         let number = self.number();
-        // Not before the number: the words read here are as new as the number, or newer.
+        // These words are read after the number, so they are as new as the number, or newer.
         let Clock { per_weight, terms, .. } = &*self.clock;
         let terms = terms.load(Ordering::Relaxed);
         let (reach, keeps) = (terms as u8, terms >> u8::BITS != 0);
@@ -434,10 +436,10 @@ impl<P: Platform> Periods<P> {
     // for some microseconds there may be next to none. To end the period for that would give other
     // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
     // none: then it acts) writes the time, and checks again after a 64th of the elapsed time of the
-    // period; the port whose request makes them enough clears that word. A period lasts as long as
-    // its tokens, so the device is short for at most a 64th of the time. The word orders nothing:
-    // if it is cleared too late, a period ends early, as it would without patience; and if no port
-    // acts when patience is over, the next completion wakes a port that does.
+    // period; the port whose request makes `busy` outstanding clears that word. A period lasts as
+    // long as its tokens, so the device is short for at most a 64th of the time. The word orders
+    // nothing: if it is cleared too late, a period ends early, as it would without patience; and if
+    // no port acts when patience is over, the next completion wakes a port that does.
     /// The time until which a port tolerates that too few requests, but not none, are outstanding.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {
@@ -469,10 +471,10 @@ impl<P: Platform> Periods<P> {
         others.next()
     }
 
-    /// Takes off the list a port that has nothing left that waits for another period. Gives another
-    /// sleeper to wake, since this port may have been woken in its place.
+    /// Removes the mark of a port that has no request left that waits for another period. Gives
+    /// another sleeper to wake, since this port may have been woken in place of that one.
     pub(super) fn delist(&self, port: PortId) -> Option<PortId> {
-        // Without a mark, all sleepers have been woken after it was set.
+        // If the mark is gone, all sleepers have been woken after it was set.
         let is_marked = self.sleepers.set().remove(port, Ordering::SeqCst);
         is_marked.then(|| self.a_sleeper_beside(port)).flatten()
     }
@@ -504,8 +506,8 @@ impl<P: Platform> Periods<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// When the next period is due, for a port that may send nothing; `None`: not before another
-    /// event.
+    /// The time at which the next period is due, for a port that may send nothing; `None` if it is
+    /// not due before another event.
     pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
         let Shared { periods, .. } = self;
         if periods.is_ending(period) {
@@ -538,7 +540,8 @@ impl<P: Platform> Shared<P> {
         let (tokens, reach) = self.plan(period, now_ns);
         let (active, weights) = census.sum(period.number, reach);
         let next = period.number + 1;
-        // Before the number is published: ports that read it enter flows and count them at once.
+        // The sums are ready before the number is published, because ports that read it enter flows
+        // and count them at once.
         census.open(next);
         periods.unspent.store(next << COUNT_BITS | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);
@@ -553,7 +556,7 @@ impl<P: Platform> Shared<P> {
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
-            // Once in the length of a period, however early periods end.
+            // Latencies are measured once in the length of a period, however early periods end.
             let elapsed_ns = now_ns.saturating_sub(planner.measured_ns);
             if elapsed_ns >= self.periods.length_ns {
                 planner.measured_ns = now_ns;
@@ -619,8 +622,8 @@ mod tests {
         periods.publish(second);
         assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
         assert_eq!(take(first, WEIGHT, 1), Taken::None);
-        // Tokens left are valid for one more period, up to that period's share; not if it does not
-        // keep them.
+        // Tokens left are valid for one more period, up to that period's share, unless that period
+        // does not keep them.
         let third = period(9, 6400, 200);
         periods.publish(third);
         assert_eq!(take(third, WEIGHT, 0), Taken::Some(100));

@@ -42,7 +42,7 @@ fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
 }
 
 /// Lets the flows use up their tokens in one period, so that they count in the next, which begins
-/// at `now_ns`, and bring nothing into it.
+/// at `now_ns`, and bring no tokens into it.
 fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
@@ -120,7 +120,7 @@ fn nobody_waits_beside_an_idle_device() {
     let wake = &mut { PortSet::EMPTY };
     second.complete(100 * MS, Tag(0), Outcome::Done, wake);
     assert_eq!(*wake, PortSet::only(PortId(0)));
-    assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
+    assert!(issue_all(first, 100 * MS).starts_with(&[1]), "whatever its debt is");
 }
 
 /// Ports of a and b sleep, and a's request is taken back before or after the device has run empty,
@@ -198,7 +198,7 @@ fn a_moment_with_few_outstanding_ends_no_period() {
         second.complete(now_ns, Tag(0), Outcome::Done, wake);
         assert_eq!(*wake, PortSet::only(PortId(0)));
         let Next::WaitUntil(until_ns) = first.next(now_ns, &mut { PortSet::EMPTY }) else {
-            panic!("it is to ask again")
+            panic!("it has to call again")
         };
         assert_eq!(until_ns, now_ns + (now_ns - 100 * MS) / 64);
         submit(&mut second, 0, b, Op::Read, 10).unwrap();

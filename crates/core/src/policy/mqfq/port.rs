@@ -83,7 +83,8 @@ impl<P: Platform> MqfqPort<P> {
 }
 
 impl<P: Platform> Port for MqfqPort<P> {
-    // Inlined always, so that `managed`, which computes a request's cost, need not copy the request.
+    // Always inlined, so that `managed`, which computes a request's cost, need not copy the
+    // request.
     #[inline(always)]
     fn submit(
         &mut self,

@@ -9,9 +9,10 @@
 //! The loops go from a place to its parent or to a child: at most as many rounds as the heap has
 //! levels.
 //!
-//! The entry put in last stays outside its heap, unless the one that is outside is lesser; it goes
-//! in when a lesser one is put in: a flow that was served and comes first again, or is admitted
-//! again as the first, as happens all the time under a limit, never moves anything.
+//! The entry that was put in last stays outside of its heap, unless the entry that is outside
+//! already is lesser. An entry that is outside goes into the heap when a lesser one is put in. So
+//! nothing moves for a flow that is served and is the first again, or that is admitted again as the
+//! first, as often happens under a limit.
 
 use alloc::boxed::Box;
 
@@ -82,13 +83,13 @@ impl FlowHeap {
         }
     }
 
-    /// Whether no flow is in it, in whatever lane.
+    /// Whether there is no flow in any lane.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the flow may be served when these lanes are.
+    /// Whether the flow may be served when these lanes are served.
     #[inline]
     pub fn admits(&self, flow: usize, lanes: Lanes) -> bool {
         match self.seats.get(flow).map(|seat| seat.lane) {
@@ -213,7 +214,7 @@ impl Heap {
         }
     }
 
-    /// The lesser one of this entry and the latest stays outside.
+    /// Puts an entry in; the lesser of this entry and the latest stays outside of the heap.
     #[inline]
     fn push(&mut self, entry: Entry, seats: &mut [Seat]) {
         let latest = self.latest;
@@ -343,8 +344,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the first is the least of the flows that may be served, whatever
-        /// lanes they were in before.
+        /// The order agrees with a sorted list: the first is the least of the flows that may be
+        /// served, whatever lanes they were in before.
         #[test]
         fn gives_the_least_that_may_be_served(steps in steps()) {
             let mut heap = FlowHeap::new(FLOWS);

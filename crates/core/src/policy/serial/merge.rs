@@ -1,9 +1,9 @@
 //! Merging: adjacent requests of a flow become one command while they are staged.
 //!
-//! **Problem.** A program that reads or writes a stream in small pieces, many at a time, has the
-//! pieces wait side by side for its flow's turn. The device has less work with one command of 128
-//! KiB than with 32 of 4 KiB, and so has every layer between; and a scheduler that counts requests,
-//! or places in the device's queue, then counts the device's commands.
+//! **Problem.** If a program reads or writes a stream in small pieces, many at a time, adjacent
+//! pieces wait together until their flow is served. One command of 128 KiB is less work for the
+//! device, and for every layer in between, than 32 commands of 4 KiB; and a scheduler that counts
+//! requests, or the device's slots, should count the device's commands.
 //!
 //! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a
 //! chain of them that lie one after the other. An arrival that begins where a staged unit ends is
@@ -88,7 +88,7 @@ struct Unit {
     last: u32,
 }
 
-/// A request: its unit, and the request after it in that.
+/// A request: its unit, and the next request of that unit.
 #[derive(Clone, Copy, Zeroable)]
 struct Part {
     unit: u32,

@@ -110,8 +110,8 @@ struct Shared<S: SerialPolicy, P: Platform> {
     shown: CachePadded<Shown<P>>,
 }
 
-/// Statistics, written under the lock when they change. They are read without the lock, since verbs
-/// may hold it where the reader may not wait for them.
+/// Statistics, written under the lock when they change. They are read without the lock, because a
+/// reader may not be able to wait for a verb that holds the lock.
 struct Shown<P: Platform> {
     /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
     virtual_time: P::U64,
@@ -361,7 +361,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
         shared.with(|core| core.completed(now_ns, job, slot, outcome));
-        // Last, because it may give the flow's slot to another flow.
+        // This comes last, because it may give the flow's slot to another flow.
         self.account.finish(&shared.flows, seat as usize);
         true
     }
@@ -408,7 +408,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
             if let Some(cost) = self.costs.get_mut(tag.0 as usize) {
-                // Its cost is counted once.
+                // The cost of a request is counted when it is issued first, and not again.
                 *cost = 0;
             }
             if let Some(here) = self.account.kept_mut(seat as usize) {
@@ -524,7 +524,8 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 
     #[inline]
     fn job(&self, port: PortId, tag: Tag) -> Job {
-        // Tags have 24 bits at most. Wrapping shifts have no panic, which verbs must not link.
+        // Tags have 24 bits at most. A wrapping shift cannot panic; verbs must not contain code
+        // that panics.
         Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
     }
 }
@@ -558,8 +559,8 @@ impl<S: SerialPolicy> Core<S> {
         self.policy.set_reference(flows.reference());
     }
 
-    /// Inserts a request, as a part of another if that is possible, to whose cost it then adds
-    /// `joined`. Gives its cost.
+    /// Inserts a request. If possible, it becomes a part of a staged unit, and then adds `joined`
+    /// to that unit's cost. Returns the cost of the request.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) -> u64 {
         let placed = self.merger.as_mut().map(|merger| merger.place(arrival));
@@ -575,7 +576,7 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// Completes a request; of several in one command the last one counts.
+    /// Completes a request. A command of several requests completes with the last of them.
     #[inline]
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
         let ended = match &mut self.merger {
