@@ -1,4 +1,4 @@
-//! `bfq`: the device to one flow at a time, for budgets of bytes; budgets are scheduled by B-WF2Q+.
+//! `bfq`: one flow at a time has the device, for a budget of bytes; B-WF2Q+ schedules the budgets.
 //!
 //! **Problem.** With slices of time a flow's service depends on its use of them: a stream gets more
 //! bytes out of its slice than random reads do. A promise of bandwidth has to count bytes, and
@@ -106,14 +106,14 @@ impl BfqConfig {
 
 impl Configure for BfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let budget = "the most that a turn may serve";
+        let budget = "the most bytes that a turn may serve";
         knobs.is(Knob::bytes("budget", 1, 1 << 40, budget), &mut self.budget_bytes);
         let timeout = "the longest turn while others wait";
         knobs.is(Knob::duration("timeout", 1, MAX_KNOB_NS, timeout), &mut self.timeout_ns);
         knobs.is(IDLE, &mut self.idle_ns);
-        let equals = "whether to wait also while all busy tenants have the same weight";
+        let equals = "whether the device waits while all busy tenants have the same weight, too";
         knobs.is(Knob::switch("wait-for-equals", equals), &mut self.waits_for_equals);
-        let writes = "whether tenants that write are waited for, too";
+        let writes = "whether the device waits for tenants that write, too";
         knobs.is(Knob::switch("sync-writes", writes), &mut self.sync_writes);
     }
 }
@@ -211,8 +211,8 @@ impl Busy {
         self.squares = self.squares.saturating_sub(square(weight));
     }
 
-    /// Whether all have the same weight: then, and only then, the mean of the squares is the square
-    /// of the mean.
+    /// Whether all flows have the same weight: this is so if and only if the mean of the squares is
+    /// the square of the mean.
     ///
     /// 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few. Products of that
     /// width are a few multiplications.
@@ -237,7 +237,7 @@ struct Turn {
     others: u64,
 }
 
-/// Why a turn ends.
+/// The reason why a turn ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     UsedUp,
@@ -329,7 +329,7 @@ impl BfqScheduler {
         let first =
             self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
         let flow = self.flows.get_mut(first)?;
-        // Charged apart: these bytes are not part of this turn.
+        // These bytes are charged apart, because they are not part of this turn.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         let budget = flow.budget;
@@ -362,13 +362,13 @@ impl BfqScheduler {
 
     /// The bytes charged for a turn that ended by time.
     #[inline]
-    // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less than half
-    // of the most bytes of such turns in it, the flow is charged its part of that most: a flow that
-    // transfers little in its time pays for the time. Any other flow pays for its bytes, as in
-    // Linux: turns differ by the device's behaviour and by the last request, and if budgets are
-    // never used up because the device is slow, the shares would differ, too (1:2.96 for 1:3, 64
-    // KiB beside 4 KiB at 16 MiB/s). The most decays by a 64th each time; Linux uses the device's
-    // peak rate instead.
+    // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less in the
+    // turn than half of the maximum of such turns, the flow is charged its part of that maximum: a
+    // flow that transfers little in its time pays for the time. Any other flow pays for its bytes,
+    // as in Linux: turns differ by the device's behaviour and by the last request, and if budgets
+    // are never used up because the device is slow, the shares would differ, too (1:2.96 for 1:3,
+    // 64 KiB beside 4 KiB at 16 MiB/s). The maximum decays by a 64th with each such turn; Linux
+    // uses the device's peak rate instead.
     fn price_of_time(&mut self, turn: Turn) -> u64 {
         let all = (turn.served + turn.others).max(1);
         self.in_time = all.max(self.in_time - self.in_time / 64);
@@ -421,7 +421,8 @@ impl BfqScheduler {
         Ok(Selection::Serve(job, turn.flow))
     }
 
-    /// The first request of a flow leaves for the device, and virtual time moves by its cost.
+    /// Sends the first request of a flow to the device, and moves virtual time by the request's
+    /// cost.
     #[inline]
     fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
         let (job, kept) = self.staged.pop(flow)?;
@@ -565,7 +566,7 @@ impl SerialPolicy for BfqScheduler {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         let in_service = self.in_service.map(|turn| turn.flow);
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Flows that wait have a right to be behind.
+            // A flow with staged requests stays behind, because it is still due that service.
             if self.staged.is_empty(slot) && in_service != Some(slot) {
                 flow.start = flow.start.max(self.virtual_time);
             }
@@ -641,8 +642,8 @@ mod tests {
         assert!(!busy.is_even());
     }
 
-    /// A flow that waits for its answers keeps its share of the bytes if the device waits for it:
-    /// where weights differ.
+    /// A flow that waits for its answers keeps its share of the bytes if the device waits for it,
+    /// which it does only if weights differ.
     #[test]
     fn idling_keeps_a_shallow_flows_share() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

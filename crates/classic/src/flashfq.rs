@@ -20,8 +20,8 @@
 //!   charges writes more.
 //! - *Flows that may not be served* do not hold virtual time: they could not go if they were first.
 //!
-//! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs
-//! by at most `2 T + l_f / w_f + l_g / w_g`, in the costs above.
+//! **Fairness.** The bound is that of MQFQ: counted at dispatch, two backlogged flows' service per
+//! weight differs by at most `2 T + l_f / w_f + l_g / w_g`, in the costs above.
 //!
 //! **Left out**: the calibration that finds a device's costs.
 //!
@@ -82,12 +82,12 @@ impl Default for FlashFqConfig {
 
 impl Configure for FlashFqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
+        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; heavier \
                          ones in proportion, up to 4 T";
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold).alias("T");
         knobs.is(threshold, &mut self.threshold_bytes);
         knobs.is(IDLE, &mut self.idle_ns);
-        let request = "what a request costs beside its length";
+        let request = "the cost of a request besides its length";
         let most = u32::MAX.into();
         knobs.is(Knob::bytes("request-cost", 0, most, request), &mut self.request_bytes);
     }
@@ -195,8 +195,8 @@ impl FlashFqScheduler {
         }
     }
 
-    /// The first expected flow, after those before it that are no longer expected have been
-    /// removed: each was put in by a request that was served, so this is one round a request.
+    /// Removes the flows at the front that are no longer expected, and returns the first expected
+    /// flow. Each flow was put in by a request that was served, so this is one round a request.
     #[inline]
     fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
         loop {

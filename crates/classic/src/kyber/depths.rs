@@ -144,7 +144,7 @@ impl<P: Platform> Depths<P> {
     pub(super) fn give_back(&self, port: PortId, has: impl Fn(Domain) -> bool) -> PortSet {
         let mut wake = PortSet::EMPTY;
         for domain in Domain::ALL {
-            // Not to the port itself: its bit may still be set, and it needs no token.
+            // The port itself is left out, because its bit may still be set, and it needs no token.
             while !has(domain) && self.take_grant(domain, port) {
                 wake.extend(self.pass(domain, port, Some(port)));
             }
@@ -167,7 +167,7 @@ impl<P: Platform> Depths<P> {
         P::fence();
         let mut wake = PortSet::EMPTY;
         loop {
-            // From the first port on.
+            // The round begins with the first port.
             let woken = self.offer(domain, LAST, None);
             if woken.is_empty() {
                 return wake;

@@ -75,7 +75,7 @@ fn a_token_is_not_stranded(gives_back: bool) {
         let other = depths.clone();
         let waiter = thread::spawn(move || want(&other, C, true));
         let mut wake = depths.release(Domain::Read, A, false);
-        assert_eq!(wake, PortSet::only(B), "whoever waits longest is next");
+        assert_eq!(wake, PortSet::only(B), "the port that waits longest is next");
         if gives_back {
             wake.extend(depths.give_back(B, |_| false));
         }

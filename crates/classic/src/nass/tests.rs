@@ -116,12 +116,12 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     stage(&mut nass, 1, 0..80, 4096);
     assert_eq!(counts(&send(&mut nass)), [0, 8], "beside the others' two");
     stage(&mut nass, 0, 2..3, 4096);
-    assert_eq!(counts(&send(&mut nass)), [1, 0], "what comes finds room at once");
+    assert_eq!(counts(&send(&mut nass)), [1, 0], "an expected request goes at once");
     complete(&mut nass, &[0, 1, 2]);
     assert_eq!(counts(&send(&mut nass)), [0, 0]);
     complete(&mut nass, &[100, 101]);
     assert_eq!(counts(&send(&mut nass)), [0, 2]);
-    // 128 arrivals later it counts as gone.
+    // 128 arrivals later flow 0 is no longer expected.
     stage(&mut nass, 1, 80..100, 4096);
     stage(&mut nass, 2, 0..110, 4096);
     assert_eq!(nass.control.reserved.flows, 0);
@@ -136,7 +136,7 @@ fn no_room_is_kept_for_a_flow_that_is_removed() {
     nass.remove_flow(0);
     assert_eq!(counts(&send(&mut nass)), [2, 0]);
     stage(&mut nass, 1, 0..80, 4096);
-    assert_eq!(counts(&send(&mut nass)), [0, 16], "its part, as if nobody were expected");
+    assert_eq!(counts(&send(&mut nass)), [0, 16], "its part, as if no flow were expected");
     complete(&mut nass, &[0, 1]);
     nass.add_flow(0, Weight::DEFAULT);
     assert_eq!(nass.control.reserved.flows, 0);
@@ -174,7 +174,7 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     // Requests that could not be merged count against it.
     assert_eq!((nass.control.sequentiality[0].value, nass.limit(0)), (-3 * ONE, 32));
     (0..10).for_each(|_| nass.grow(0, &part(2)));
-    // The fourth is the first that makes it sequential.
+    // The fourth growth is the first that makes the flow sequential.
     assert_eq!(nass.control.sequentiality[0].value, 7 * ONE);
     assert_eq!(nass.limit(0), 32 - 7);
     assert_eq!(send(&mut nass), [0, 1, 2]);
@@ -192,8 +192,8 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     assert_eq!(nass.control.sequentiality[0].value, 6 * ONE / 8 + ONE);
 }
 
-/// A flow of large requests may have one at a time here. It can still get its share, a quarter, if
-/// the scheduler inside does not take that for its whole demand.
+/// A flow of large requests may have one request at a time on the device here. It can still get its
+/// share, a quarter, if the scheduler inside does not take this for the flow's whole demand.
 #[test]
 fn a_limited_flow_keeps_its_turns() {
     fn ratio<S: SerialPolicy>(inner: S) -> f64 {
@@ -216,11 +216,13 @@ fn a_limited_flow_keeps_its_turns() {
         .unwrap(),
     );
     assert!((2.9..3.1).contains(&bfq), "bfq 1:{bfq}");
-    // There time is shared, three requests to one, and channels are limited, 27 requests to one.
+    // `cfq` shares time, which gives three requests to one, and NASS limits channels, which gives
+    // 27 requests to one.
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
 }
 
-/// Requests served of each flow of `loops`, in 5 s of 32 places, with NASS around each scheduler.
+/// Requests served of each flow of `loops`, in 5 s, by a device of 32 places, with NASS around each
+/// scheduler.
 fn served_around_each(
     loops: &[Loop],
     service_ns: impl Fn(u32) -> u64,

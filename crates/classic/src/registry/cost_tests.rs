@@ -55,7 +55,7 @@ fn served_as(
         }
         requests.extend((0..tenant.depth).map(|_| (known[number % flows], number, *tenant)));
     }
-    // Far apart, so that none is sequential.
+    // The offsets are far apart, so that no request is sequential.
     let ask = |tag: usize, round: u64| {
         let (flow, _, Tenant { op, length, .. }) = requests[tag];
         let offset = (tag as u64 * 7919 + round * 104_729) << 21;
@@ -138,7 +138,8 @@ fn chance_is_not_taken_for_costs() {
     }
 }
 
-/// The policies that promise shares and charge costs, with few slots, so that they decide.
+/// The policies that promise shares and charge costs. They have few slots here, so that the
+/// policies and not the device decide.
 const POLICIES: [&str; 4] = ["mqfq", "mqfq-serial", "sfqd", "flashfq"];
 
 fn keys(kind: CostKind) -> Vec<(&'static str, u64)> {

@@ -140,8 +140,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("mqfq:least-cost=33M"),
-        "policy: least-cost 33M is not in 1..32M: it is what any request costs at least, refused \
-         ones too; where requests are what the device is short of, 4k"
+        "policy: least-cost 33M is not in 1..32M: it is the least cost of any request, also of a \
+         refused one; 4k on a device that is limited by the number of requests"
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),

@@ -308,19 +308,19 @@ const MAX_FACTOR: u64 = 100_000;
 
 /// The cost of reads.
 pub const READ_COST: Knob =
-    Knob::factor("read-cost", 1, MAX_FACTOR, "what reads cost for each byte");
+    Knob::factor("read-cost", 1, MAX_FACTOR, "the cost of each byte that is read");
 
 /// The cost of writes.
 pub const WRITE_COST: Knob =
-    Knob::factor("write-cost", 1, MAX_FACTOR, "what writes cost for each byte");
+    Knob::factor("write-cost", 1, MAX_FACTOR, "the cost of each byte that is written");
 
 /// The least cost of any request.
 pub const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
     MAX_REQUEST,
-    "what any request costs at least, refused ones too; where requests are what the device is \
-     short of, 4k",
+    "the least cost of any request, also of a refused one; 4k on a device that is limited by the \
+     number of requests",
 );
 
 /// The longest command that adjacent requests are merged to.

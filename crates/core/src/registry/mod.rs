@@ -160,8 +160,8 @@ macro_rules! policies {
             $crate::limit_methods!(to_the_policy);
         }
 
-        /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does
-        /// not show which policy is inside, so the caller has to call `next` in any case.
+        /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type
+        /// does not show which policy is inside, so the caller has to call `next` in any case.
         impl<P: Platform> Port for AnyPort<P> {
             $crate::port_methods!(to_the_port);
         }

@@ -14,8 +14,8 @@
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
-//!   of it if there are several ports (*end tags*, below); else it is *throttled*, in the `wheel`. T
-//!   is in bytes of a flow of the [reference weight](ReferenceWeight);
+//!   of it if there are several ports (*end tags*, below); else it is *throttled*, in the `wheel`.
+//!   T is in bytes of a flow of the [reference weight](ReferenceWeight);
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
 //!   by a completion.
 //!

@@ -38,8 +38,8 @@ pub trait Scheduler: 'static {
         Self::Config::default()
     }
 
-    /// The same within the limits of NASS, which keeps places for a flow instead of waiting for it
-    /// unless `_keeps_room` is false.
+    /// Its configuration within the limits of NASS. With `_keeps_room` NASS keeps slots for a flow
+    /// that is about to send, so the scheduler does not wait for that flow.
     fn limited(_keeps_room: bool) -> Self::Config {
         Self::config()
     }
