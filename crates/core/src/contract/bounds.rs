@@ -149,15 +149,15 @@ pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), 
 // error. So the constructors of structures cannot fail and need no error; a policy with an array
 // that was refused is dropped unused.
 //
-// **Bounds.** All threads share one count: if one of two policies that are built at once was
-// refused memory, the other may be refused as well. Allocations whose size does not depend on flows
-// or tags (a policy's few `Arc`s of some hundred bytes, and the tree over its ports) are not
+// **Bounds.** All threads share one count: if one of two policies that are built at the same time
+// was refused memory, the other may be refused as well. Allocations whose size does not depend on
+// flows or tags (a policy's few `Arc`s of some hundred bytes, and the tree over its ports) are not
 // checked: if one of them fails, the program ends.
 
 /// Number of refusals of memory. A thread sees its own refusals, so Relaxed is enough.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
-/// An empty vector with room for `count` things, or with none if there is no memory for them.
+/// An empty vector with room for `count` things, or without room if there is no memory for them.
 #[doc(hidden)]
 pub fn room<T>(count: usize) -> Vec<T> {
     let mut room = Vec::new();

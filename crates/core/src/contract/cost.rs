@@ -90,7 +90,7 @@ impl Request {
 /// `bytes` times `percent`, in hundredths.
 #[inline]
 pub(crate) fn scaled(bytes: u64, percent: u32) -> u64 {
-    // The usual case, without a division: every later step waits for the cost.
+    // This usual case needs no division: every later step waits for the cost.
     if percent == 100 {
         return bytes;
     }

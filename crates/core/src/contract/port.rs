@@ -1,4 +1,4 @@
-//! The scheduling contract: verbs on a port, time always an argument.
+//! The scheduling contract: the verbs of a port. Time is always an argument.
 //!
 //! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
 //! policy: only its shard accesses the data of a port, and all shared data are
@@ -274,7 +274,7 @@ pub trait Port: Send {
     fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
-    /// is charged for it once in all: `next` of a staged policy gives it before all others. The
+    /// is charged for it only once. `next` of a staged policy gives it before all others. The
     /// result is that of [`Port::submit`]; a request that was [expedited](Port::expedite) is to be
     /// issued again at once. `None`: it was not issued, or was issued as one command with others.
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
@@ -300,8 +300,8 @@ pub trait Port: Send {
     /// Requests of different ports are never joined.
     fn barrier(&mut self, flow: FlowId);
 
-    /// The numbers behind the port's last decision: about this live request, or (`None`) about why
-    /// no request may be issued. Called only while decisions are recorded.
+    /// The numbers behind the port's last decision: on this live request, or (`None`) on the port,
+    /// which may issue no request. Called only while decisions are recorded.
     fn reason(&self, tag: Option<Tag>) -> Reason;
 }
 
@@ -312,7 +312,7 @@ pub struct Reason {
     /// Virtual time that the port used.
     pub virtual_time: Option<u64>,
     /// Start tag of the request, or its flow's virtual time in a policy without start tags. Without
-    /// a request, that of the request that would be next.
+    /// a request, the start tag of the request that would be next.
     pub start_tag: Option<u64>,
     /// Free slots of the device.
     pub free_slots: Option<u32>,
@@ -358,7 +358,7 @@ pub enum Tuning {
 /// The reason why a parameter was not changed; the old value stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TuneError {
-    /// The policy does not have it, or has built its structures for the old value.
+    /// The policy does not have the parameter, or has built its structures for the old value.
     #[error("this policy cannot change it while it runs")]
     Fixed,
     /// The value is not valid.
@@ -429,7 +429,8 @@ pub trait Policy: Send + Sync + 'static {
 /// The state of a policy; counters since the start, over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
-    /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
+    /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without virtual
+    /// time.
     pub virtual_time: Option<u64>,
     /// Units by which the foremost of the ports' first requests, or of the active flows, is ahead
     /// of virtual time; `None` for a policy that does not report it.
@@ -496,7 +497,7 @@ impl Stats {
 /// A search for D ([`crate::depth`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DepthStats {
-    /// The least D that is taken to fill the device; the largest D while one flow is alone.
+    /// The least D that is assumed to fill the device; the largest D while one flow is alone.
     pub slots: u32,
     /// The reason for this D.
     pub state: DepthState,

@@ -49,7 +49,7 @@ impl PortSet {
         while word < WORDS {
             words[word] = match count.saturating_sub(word * 64) {
                 0 => 0,
-                // All 64 bits have an arm of their own: a shift by 64 overflows.
+                // A word of all 64 bits has an arm of its own, because a shift by 64 overflows.
                 bits @ 1..64 => (1 << bits) - 1,
                 _ => u64::MAX,
             };
@@ -193,8 +193,8 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Removes the port; true if it was in the set. Of several threads that remove it at once only
-    /// one gets true.
+    /// Removes the port; true if it was in the set. Of several threads that remove it at the same
+    /// time only one gets true.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;

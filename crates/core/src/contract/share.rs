@@ -125,7 +125,7 @@ impl Reservation {
 pub struct Group {
     /// The group that it is in; it does not change while the group exists.
     pub parent: Option<GroupId>,
-    /// Its share relative to its siblings: the flows and groups in the same group, or in none.
+    /// Its share relative to its siblings: the flows and groups in the same group, or in no group.
     pub weight: Weight,
     /// The least that its flows get together.
     pub reservation: Reservation,
@@ -143,7 +143,7 @@ impl Group {
 /// The place of a flow in the tree, and its reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// Its group; `None`: it is a sibling of the groups that are in none.
+    /// Its group; `None`: it is in no group, and a sibling of the groups that are in no group.
     pub group: Option<GroupId>,
     /// The least that it gets.
     pub reservation: Reservation,
@@ -193,7 +193,7 @@ pub enum ReservationState {
 pub struct GroupStats {
     /// The settings.
     pub group: Group,
-    /// Its weight relative to all flows and groups that are in none.
+    /// Its weight relative to all flows and groups that are in no group.
     pub weight: Weight,
     /// Flows and groups in it.
     pub members: u32,

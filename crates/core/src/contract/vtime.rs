@@ -197,12 +197,11 @@ impl Normalizer {
 // **The reference weight**: the weight at which a threshold in bytes holds literally.
 //
 // **Problem.** Only the ratios of weights matter, but a unit of virtual time is a byte at weight
-// 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of
-// weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for all others,
-// and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes of a flow of
-// the *reference weight* `R`: `B` bytes are `B x 100 / R` units. Over all flows,
-// `R = max(lightest, heaviest / 4)`. Then
-// - all weights times any factor leave every flow as many bytes as they did;
+// 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of weight 10,000 be
+// 4.5 MiB ahead, which on a slow device is a second of service for all others, and holds a flow of
+// weight 1 to 460 bytes. **Model.** A threshold is in bytes of a flow of the *reference weight*
+// `R`: `B` bytes are `B x 100 / R` units. Over all flows, `R = max(lightest, heaviest / 4)`. Then
+// - if all weights are multiplied by one factor, every flow keeps its number of bytes;
 // - if all weights are 100, `R` is 100: a byte is a unit;
 // - if weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend on
 //   the number of flows of each weight;
@@ -217,7 +216,8 @@ impl Normalizer {
 // active ones, so no verb has to compute `R`: it changes only with flows and weights.
 //
 // **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
-// and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
+// and 180 KiB. Weights 1 and 10,000: R is 2,500; they may be ahead by 18 bytes, which is one
+// request, and by 180 KiB.
 //
 // **Arithmetic.** Four times `R` is a whole number of 256ths, so nothing is rounded but the
 // quotient, and a threshold of 2^40 and weights below 2^22 in 256ths stay below 2^64.
@@ -269,7 +269,8 @@ impl ReferenceWeight {
     /// nanoseconds.
     pub fn service(self, units: u64) -> u64 {
         let parts = UNITS * RANGE;
-        // In two parts, since units times the weight do not fit into 64 bits.
+        // The product is computed in two parts, since units times the weight do not fit into 64
+        // bits.
         (units / parts)
             .saturating_mul(self.times_range)
             .saturating_add((units % parts).saturating_mul(self.times_range) / parts)

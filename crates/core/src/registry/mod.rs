@@ -340,8 +340,8 @@ pub fn build<E: Entry, P: Platform>(
     within::<E, P>(keys, shape, true)
 }
 
-/// Builds the same without groups, reservations and caps, for embedders that use none of them: the
-/// policy refuses them, and needs less memory.
+/// Builds the policy like [`build`], but without groups, reservations and caps, for embedders that
+/// use none of them: the policy refuses them, and needs less memory.
 pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,

@@ -140,9 +140,9 @@ impl<P: Platform> FlowTable<P> {
                     self.free.remove(flow.slot());
                     flow
                 }
-                // Two ports that release a slot at once may both add it to the free slots, the
-                // second port when another flow already has the slot. Such a slot is skipped here,
-                // and is added again after the other flow is gone.
+                // Two ports that release a slot at the same time may both add it to the free slots,
+                // the second port when another flow already has the slot. Such a slot is skipped
+                // here, and is added again after the other flow is gone.
                 None => loop {
                     let slot = self.free.take().ok_or(FlowError::Full)?;
                     if let Some(old) = control(slot) {

@@ -204,7 +204,7 @@ impl<T: Default> PortFlows<T> {
         Some(seat)
     }
 
-    /// The seat for a request of the flow, where there are fewer seats than flows; the seat is not
+    /// The seat for a request of the flow, if there are fewer seats than flows; the seat is not
     /// idle from now on. Out of line, to keep the verbs small.
     #[inline(never)]
     fn sit(&mut self, flow: FlowId) -> Option<usize> {

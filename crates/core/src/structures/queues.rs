@@ -139,7 +139,7 @@ impl Fifo {
     }
 }
 
-// **The first of many flows' keys**: a tree of matches.
+// **The first of many flows' keys**: a tree of comparisons, as in a tournament.
 //
 // **Problem.** A heap needs few comparisons, but each of its steps determines which key the next
 // one reads, so their latencies add up, and at thousands of flows most are cache misses. **Model.**
@@ -292,7 +292,8 @@ impl Tournament {
     #[cold]
     fn move_origin(&mut self, key: Key) {
         let first = Relative::new(self.get().unwrap_or(key), self.origin).0;
-        // By whole units, so that arrivals and tags in the bits below stay as they are.
+        // The origin moves by whole units, so that arrivals and tags in the bits below stay as they
+        // are.
         let step = (first.wrapping_sub(MARGIN) >> UNITS_SHIFT << UNITS_SHIFT) as u128;
         self.origin = self.origin.wrapping_add(step);
         for node in self.nodes.iter_mut().filter(|node| !node.is_absent()) {

@@ -155,7 +155,7 @@ impl Tree {
             return None;
         }
         let mut node = self.leaf(port);
-        // One round a level.
+        // The loop takes one round on each level.
         loop {
             node = self.parent(node);
             if let Some(found) = candidates.and(self.members(node)).after(port) {

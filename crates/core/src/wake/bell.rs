@@ -167,8 +167,8 @@ mod tests {
                     if bell.take() {
                         heard = said.load(Ordering::Relaxed);
                     } else if bell.park() {
-                        // It may be woken needlessly, by a ringer that found it parked before it
-                        // saw the ring and went on.
+                        // The owner may be woken needlessly, by a ringer that found it parked
+                        // before the owner saw the ring and went on.
                         let since = Instant::now();
                         std::thread::park_timeout(PATIENCE);
                         assert!(

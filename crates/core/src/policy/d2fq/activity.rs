@@ -135,7 +135,8 @@ impl<P: Platform> FlowState<P> {
     }
 
     /// Records the flow's present reach, in units; returns its recent maximum. Ports that record at
-    /// once may lose each other's value: each records its value again with its next publication.
+    /// the same time may lose each other's value: each records its value again with its next
+    /// publication.
     pub fn reach(&self, now: u64) -> u64 {
         let most = self.reach.load(Ordering::Relaxed);
         if now > most {

@@ -60,7 +60,7 @@ impl Holder {
     }
 }
 
-/// A point in virtual time as the word has it; the holder's bits are 0.
+/// A point in virtual time in the format of the word; the holder's bits are 0.
 #[inline]
 fn point(vt: VTime) -> u64 {
     (vt.to_word() >> (STAMP_BITS + KIU)) << HOLDER_BITS

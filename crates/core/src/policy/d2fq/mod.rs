@@ -34,9 +34,10 @@
 //! searches for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
 //! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
 //!
-//! **Knobs.** [`D2fqConfig`]. The points that the paper leaves open, and the differences from the
-//! paper: decision 8, and `decisions.md` beside this file, whose numbers comments cite. Memory
-//! ordering is argued in `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
+//! **Knobs.** [`D2fqConfig`]. Decision 8 and `decisions.md` beside this file, whose numbers
+//! comments cite, list the points that the paper leaves open and the differences from the paper.
+//! Memory ordering is argued in `gvt` and `activity`; usage statistics are single-writer words,
+//! Relaxed.
 
 #[doc(hidden)]
 #[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
@@ -556,7 +557,7 @@ impl<P: Platform> Shared<P> {
     #[cold]
     fn pull(&self, state: &FlowState<P>, after: VTime, in_flight: u64) {
         let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
-        // Twice the reach, as `ratio::unfair` has it for tau_w.
+        // The span is that of a tau_w of twice the reach, as in `ratio::unfair`.
         let span = (self.span >> self.scale()).max(span(2 * reach));
         self.tracker.raise(after.minus(span));
     }

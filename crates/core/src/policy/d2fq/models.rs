@@ -68,8 +68,8 @@ fn without_release_an_idle_flow_keeps_it() {
     an_idle_flow_holds_nothing(false);
 }
 
-/// Two flows: after its publication neither is behind a word that is held; a flow that stays active
-/// and publishes again takes it again, whatever the other did meanwhile.
+/// Two flows publish: after its publication neither is behind a word that is held. A flow that
+/// stays active and publishes again takes the word again, whatever the other flow did meanwhile.
 #[test]
 fn the_word_is_never_lost_and_never_runs_ahead() {
     check(5, || {
@@ -110,9 +110,9 @@ fn the_lesser_of_two_holds_it() {
     });
 }
 
-/// Two ports enter and leave at once: `enter` of the first port returns the previous state, and
-/// `leave` of the last port returns true. Both ports are first only if one left before the other
-/// entered.
+/// Two ports enter and leave at the same time: `enter` of the first port returns the previous
+/// state, and `leave` of the last port returns true. Both ports are first only if one left before
+/// the other entered.
 #[test]
 fn activity_is_counted() {
     check(5, || {
@@ -136,8 +136,8 @@ fn activity_is_counted() {
     });
 }
 
-/// The same with 254 further ports that stay: the last two of 256 are counted, and neither is the
-/// last to leave.
+/// Two ports enter and leave beside 254 further ports that stay: the last two of 256 are counted,
+/// and neither is the last to leave.
 #[test]
 fn as_many_ports_as_there_may_be_are_counted() {
     check(5, || {

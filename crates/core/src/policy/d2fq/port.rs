@@ -191,7 +191,7 @@ impl Local {
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
-        // 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
+        // The cost is 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
         let cost = request.cost.alone.clamp(1, Cost::MAX);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);

@@ -53,7 +53,7 @@ const ONE: u64 = 256;
 const BACKED_UP: u64 = 4;
 
 /// While a flow is left behind, the ratio falls to one part in this many at most: a period's
-/// measures are rough for a ratio that is far away.
+/// measurements are rough for a ratio that is far away.
 const FALL: u16 = 4;
 
 /// A flow's activity in a period.

@@ -315,7 +315,7 @@ fn a_flow_in_bursts_keeps_its_credit() {
         let burst: Vec<u32> = (0..16).map(|_| rig.submit(0, 1, 4096).1).collect();
         rig.now_ns += MS;
         burst.into_iter().for_each(|tag| rig.complete(0, tag));
-        // One is always in flight.
+        // One request is always in flight.
         rig.complete(0, large.remove(0));
         large.push(rig.submit(0, 0, 1 << 20).1);
         rig.now_ns += MS / 20;
@@ -324,8 +324,8 @@ fn a_flow_in_bursts_keeps_its_credit() {
     assert!(lag > 30 << 20, "{lag}");
 }
 
-/// Thresholds are halved for a slow device, and whole again as soon as it is fast; not if they are
-/// set.
+/// Thresholds are halved for a slow device, and whole again as soon as it is fast; thresholds that
+/// are set stay.
 #[test]
 fn thresholds_follow_the_device() {
     for (tau_l, expected) in [(None, [4, 4, 0, 1, 2]), (Some(8 << 20), [0; 5])] {
@@ -395,7 +395,7 @@ fn a_flow_left_behind_does_not_drive_the_ratio() {
     assert_eq!(next(4, &[left, alone], unfair), 3, "only one flow is throttled");
 }
 
-/// Decision 10: one ratio a device.
+/// Decision 10: each device has a ratio of its own.
 #[test]
 fn each_device_has_its_own_ratio() {
     let mut rigs = [0, 1].map(|_| Rig::new(1, &[100, 100], |_| ()));
@@ -413,7 +413,7 @@ fn each_device_has_its_own_ratio() {
     assert_eq!(weights, [Some(class_weights(3)), Some(class_weights(256))]);
 }
 
-/// Eq. 3: rounded up, floor 3, the largest of all.
+/// Eq. 3: the ratio is the largest slowdown of all flows, rounded up, and at least 3.
 #[test]
 fn the_ratio_decreases_to_the_largest_slowdown() {
     let high = sample(0, 1, [1 << 30, 0, 0]);

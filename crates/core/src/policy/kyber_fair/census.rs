@@ -103,7 +103,7 @@ impl<P: Platform> Census<P> {
     }
 }
 
-/// When the last periods ended, in nanoseconds.
+/// The times at which the last periods ended, in nanoseconds.
 pub(super) struct Ends([u64; BUCKETS]);
 
 impl Default for Ends {

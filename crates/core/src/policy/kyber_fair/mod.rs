@@ -37,7 +37,7 @@
 //! request while another port sleeps, reads a word of each port. A port that begins a period reads
 //! 8 words of each port and the census; so does a `tick`, which also reads 3 words of each flow.
 //!
-//! **Knobs** ([`KyberFairConfig`]). Decision 10 has the arguments for what the paper leaves open.
+//! **Knobs** ([`KyberFairConfig`]). Decision 10 argues the points that the paper leaves open.
 
 mod census;
 #[doc(hidden)]

@@ -129,7 +129,7 @@ fn tag(number: u64) -> u64 {
 pub(super) struct Pot<P: Platform> {
     /// The tag of a period and the tokens left of it; 0: of no period.
     tokens: P::U64,
-    /// The last period in which the flow sent, or waited to, and its weight then in the lowest
+    /// The last period in which the flow sent, or waited to send, and its weight then in the lowest
     /// [`WEIGHT_BITS`]; 0: none.
     seen: P::U64,
     /// The last period in which it counted as active.
@@ -194,7 +194,7 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// Notes that the flow sends in this period, or waits to.
+    /// Notes that the flow sends in this period, or waits to send.
     #[inline]
     pub(super) fn see(&self, census: &Census<P>, period: Period, weight: Weight) {
         let mut old = self.seen.load(Ordering::Acquire);
@@ -331,11 +331,11 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 // reads `sleepers` and wakes another port.
 //
 // These accesses are sequentially consistent, so in each case one side sees the other. If the claim
-// fails because another port has claimed the period, that port takes all bits after ours was set,
-// and we are woken. A bit is never assumed to be still set: a port that stops sets it again, since
-// a late publisher may have taken it. `P::fence` marks the places.
+// fails because another port has claimed the period, that port takes all bits after this port has
+// set its own, and wakes this port. A bit is never assumed to be still set: a port that stops sets
+// it again, since a late publisher may have taken it. `P::fence` marks the places.
 impl<P: Platform> Periods<P> {
-    /// The first period, for which no flow counts: it ends as soon as one runs out.
+    /// The first period, for which no flow counts: it ends as soon as a flow runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
         let first = Period::new(1, tokens, NOBODY);

@@ -36,7 +36,7 @@ use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::port_flows::PortFlows;
 use crate::structures::queues::{Fifo, Links};
 
-/// No request is charged more than this, 1 TiB, before the ratio.
+/// No request is charged more than this, 1 TiB, before the ratio is applied.
 const MAX_CHARGE: u64 = 1 << 40;
 /// The most periods that one call of `next` goes through; except in absurd cases, all flows pay
 /// only debts for fewer periods in a row than this.
@@ -73,7 +73,7 @@ struct Local {
     wakes: u64,
 }
 
-/// State of a tag. One of zeroes is free.
+/// State of a tag. An entry of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     cost: u64,
@@ -514,15 +514,15 @@ impl Local {
         self.units.begin(unit?)
     }
 
-    /// Issues a request and charges its flow; of a command of several, only the last counts as
-    /// outstanding.
+    /// Issues a request and charges its flow; of several requests in one command, only the last
+    /// counts as outstanding.
     #[inline]
     fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
         let next = next_of(piece);
         let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
         entry.state = State::Issued;
         entry.issued_ns = now_ns;
-        // At most 2^40 times 2^12 (`MAX_CHARGE`, `Ratio::MAX`), so it fits.
+        // The product is at most 2^40 times 2^12 (`MAX_CHARGE`, `Ratio::MAX`), so it fits.
         let charge = if entry.domain == Domain::Write {
             (entry.cost * self.write_ratio) >> 8
         } else {

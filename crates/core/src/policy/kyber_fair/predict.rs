@@ -116,8 +116,8 @@ impl Predictor {
         self.tokens
     }
 
-    /// The tokens of the period that begins now. `used` counts those used since the start, over all
-    /// ports; `ran_out_early` says that the last period ended because all had run out.
+    /// The tokens of the period that begins now. `used` counts the tokens used since the start,
+    /// over all ports; `ran_out_early` says that the last period ended because all had run out.
     pub(super) fn next(&mut self, now_ns: u64, used: u64, ran_out_early: bool) -> u64 {
         let used = used.wrapping_sub(core::mem::replace(&mut self.used_before, used)).min(1 << 46);
         let began_ns = self.began_ns.replace(now_ns);
@@ -141,7 +141,7 @@ impl Predictor {
             self.used /= 2;
             self.parts /= 2;
         }
-        // At most 2^47 tokens times 2^15.
+        // The products are at most 2^47 tokens times 2^15.
         let rate = |used: u64, parts: u64| 2 * (used * (PARTS / 2) / parts.max(1));
         let mut tokens = rate(self.used, self.parts);
         if !ran_out_early && parts >= PARTS {

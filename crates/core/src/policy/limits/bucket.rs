@@ -1,10 +1,10 @@
 //! A rate with a burst: a token bucket that all ports take from, kept as a time.
 //!
 //! **Model.** The word is the *theoretical arrival time* of the generic cell rate algorithm (ITU-T
-//! I.371): when the bucket will be full again. Taking an amount advances this time, or the present
-//! if that is later, by the time that the rate needs for the amount. An amount may be taken as long
-//! as the result is at most the burst's time ahead of the present. So a bucket is one word, and
-//! nothing refills it.
+//! I.371): the time at which the bucket will be full again. Taking an amount advances this time, or
+//! the present if that is later, by the time that the rate needs for the amount. An amount may be
+//! taken as long as the result is at most the burst's time ahead of the present. So a bucket is one
+//! word, and nothing refills it.
 //!
 //! **Law.** Within any interval at most rate x interval + burst is taken, where a request larger
 //! than the burst counts instead of the burst. If a request grows after it has taken its amount,

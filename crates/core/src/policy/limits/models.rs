@@ -45,8 +45,8 @@ fn capped<P: Platform>() -> Arc<Shared<P>> {
     Arc::new(shared)
 }
 
-/// Two ports take from both buckets at once: at most the burst of either, and an amount that only
-/// one bucket gave is refunded.
+/// Two ports take from both buckets at the same time: at most the burst of either, and an amount
+/// that only one bucket gave is refunded.
 fn two_ports_have_the_burst_between_them<P: Platform>() {
     check(4, || {
         let shared = capped::<P>();
@@ -89,8 +89,8 @@ fn claim<P: Platform>(shared: &Shared<P>) -> Claim {
     Claim { slot: 0, kinds: shared.least_of(flow()), bytes: 4096 }
 }
 
-/// Two ports take at once from a reservation that has enough for one of them; a port that has taken
-/// and cannot send refunds it.
+/// Two ports take at the same time from a reservation that has enough for one of them; a port that
+/// has taken and cannot send refunds it.
 fn two_ports_go_ahead_once_between_them<P: Platform>() {
     check(4, || {
         let shared = Arc::new(Shared::<P>::new(1, 0, false));

@@ -456,7 +456,7 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Takes the request's amounts from the reservation's buckets if one of them has enough, or
-    /// gives the time from which one has. The other one may be left with a debt.
+    /// gives the time from which one of them has. The other bucket may be left with a debt.
     pub(crate) fn take_least(&self, now: Time, claim: Claim) -> Result<(), Time> {
         let mut first = None;
         for (at, (bucket, cost)) in self.least(claim).enumerate() {

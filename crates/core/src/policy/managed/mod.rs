@@ -83,7 +83,8 @@ fn is_searched(slots: &mut u32) -> bool {
 pub struct Managed<L, P: Platform = Native> {
     inner: L,
     pub(crate) shared: Arc<Shared<P>>,
-    /// On the heap, since policies are moved while they are built, and a kernel's stack is 16 KiB.
+    /// It is on the heap, since policies are moved while they are built, and a kernel's stack has
+    /// 16 KiB.
     control: Box<P::Mutex<Control>>,
 }
 
@@ -186,7 +187,8 @@ impl<P: Platform> Shared<P> {
 impl<L: Policy, P: Platform> Managed<L, P> {
     /// Puts the stages around a policy of at most `flows` flows and its ports, which have `tags`
     /// tags each.
-    // Not inlined: the code that builds a policy inside Linux has a stack of 16 KiB.
+    // This is not inlined, because the code that builds a policy inside Linux has a stack of 16
+    // KiB.
     #[inline(never)]
     pub fn new(
         (inner, ports): Built<L>,

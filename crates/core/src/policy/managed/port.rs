@@ -99,7 +99,7 @@ impl Record {
     const AHEAD: u16 = 64;
     /// It went to the device's urgent class.
     const URGENT: u16 = 128;
-    /// It is one of the live ones.
+    /// It is counted in `live`.
     const LIVE: u16 = 256;
     /// It is in the port's counts.
     const COUNTED: u16 = 512;
@@ -371,7 +371,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
             let path = limits.path(request);
             kinds = path.kinds();
             if path.may_have_caps() || self.held > 0 {
-                // While none waits, a cap that alone counts the request gives the answer at once.
+                // While no request waits, and only one cap counts the request, that cap gives the
+                // answer at once.
                 let has_paid = self.held == 0 && limits.take_one(Time::of_ns(now_ns), &path);
                 flags = if has_paid { Record::PASSED } else { self.pay(now_ns, request, &path)? };
                 if flags == Record::WAITS {
@@ -495,7 +496,7 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
             if record.is(Record::PASSED) && more > 0 {
                 limits.charge(now, &limits.path_of(record.slot, record.kinds & BYTES & CAPS, more));
             }
-            // It was charged when it was issued, without the growth.
+            // The request was charged without the growth when it was issued.
             if record.is(Record::AGAIN) && more > 0 {
                 let kinds = record.kinds & BYTES;
                 limits.spend(now, Record { kinds, bytes: more, ..record }.claim());

@@ -6,8 +6,8 @@
 //! end together, that wait is as long as the device takes for a request: such a flow gets half of
 //! its throughput of running alone, at any weight.
 //!
-//! **Model.** Anticipatory scheduling (Iyer and Druschel, SOSP 2001), of one slot of D and not of
-//! the whole device. The slot of a request that completes is *kept* for its flow if
+//! **Model.** This is anticipatory scheduling (Iyer and Druschel, SOSP 2001) of one slot of D, and
+//! not of the whole device. The slot of a request that completes is *kept* for its flow if
 //! - the flow has nothing waiting on this port, and another flow has;
 //! - the flow has had less than its share: its next request, at the cost of this one, would end in
 //!   virtual time no later than the request that would get the slot. So the flow takes nothing that
@@ -123,7 +123,8 @@ impl KeptSlots {
         {
             let took_ns = now_ns.saturating_sub(since_ns);
             self.device_ns = match self.device_ns {
-                // The first sample is the mean: from 0 the mean would need many samples.
+                // The first sample is the mean: a mean that starts at 0 would be too small for many
+                // samples.
                 0 => took_ns,
                 mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
             };
@@ -164,7 +165,8 @@ impl KeptSlots {
         if let Some(habit) = self.habits.get_mut(seat)
             && habit.left_us != 0
         {
-            // Wraps after 71 minutes: a pause of just that length counts as short, once.
+            // The difference wraps after 71 minutes: a pause of just that length counts as short,
+            // once.
             let took_us = ((now_ns / 1000) as u32).wrapping_sub(habit.left_us);
             habit.score = match took_us <= patience_us {
                 true => (habit.score + 1).min(BEST),

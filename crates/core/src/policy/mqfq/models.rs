@@ -177,7 +177,8 @@ fn without_a_total_order_raises_are_forgotten() {
     raises_are_not_forgotten::<NoOrder>(|| Topology::flat(2), &[(A, 9), (B, 7)]);
 }
 
-/// Two ports become empty and busy at once; virtual time never goes back and is right in the end.
+/// Two ports become empty and busy at the same time; virtual time never goes back and is right in
+/// the end.
 #[test]
 fn arrivals_and_departures() {
     check(6, || {

@@ -1,10 +1,10 @@
 //! Flows in the order of their tags: the least first, the earliest arrival among equals, and only
 //! those that may be served.
 //!
-//! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is
-//! [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the first visits
-//! it. So however many flows are shut out, to find the first costs nothing, and to serve it, or to
-//! change a flow's lane, at most the logarithm of the number of flows.
+//! The order consists of binary heaps in fixed arrays, one for each [`Lane`] that is served from. A
+//! flow that is [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the
+//! first visits it. So however many flows are shut out, to find the first costs nothing, and to
+//! serve it, or to change a flow's lane, at most the logarithm of the number of flows.
 //!
 //! The loops go from a place to its parent or to a child: at most as many rounds as the heap has
 //! levels.

@@ -20,10 +20,10 @@
 //! each request that has to be alone ([`Port::barrier`](crate::Port::barrier)), durable writes for
 //! example.
 //!
-//! **Search.** Two tables of hints, by where units end and where they begin, a power of two of
-//! entries without chains: an entry names the unit that was put there last, and a search checks
-//! that it is staged and fits. A collision costs a possible merge, and nothing has to be taken out
-//! of the tables.
+//! **Search.** There are two tables of hints, one by the ends of units and one by their beginnings,
+//! each with a power of two of entries, without chains: an entry names the unit that was put there
+//! last, and a search checks that it is staged and fits. A collision costs a possible merge, and
+//! nothing has to be taken out of the tables.
 //!
 //! **Left out**: joining two staged units when an arrival closes the gap between them. It would
 //! take a request out of the middle of the scheduler's queues for a case that a stream does not
@@ -143,7 +143,7 @@ impl Merger {
         }
     }
 
-    /// Puts an arrival into a staged unit, if it fits to one, or makes it a unit.
+    /// Puts an arrival into a staged unit, if it fits one, or makes it a unit.
     #[inline]
     pub fn place(&mut self, arrival: &Arrival) -> Placed {
         if !matches!(arrival.op, Op::Read | Op::Write) {

@@ -113,7 +113,7 @@ struct Shared<S: SerialPolicy, P: Platform> {
 /// Statistics, written under the lock when they change. They are read without the lock, because a
 /// reader may not be able to wait for a verb that holds the lock.
 struct Shown<P: Platform> {
-    /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
+    /// In units; [`NO_VIRTUAL_TIME`] for a policy without virtual time.
     virtual_time: P::U64,
     slots: P::U64,
     free: P::U64,

@@ -222,7 +222,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         }
     }
 
-    /// Takes a request off the counts that the policy held, or that went before all others.
+    /// Takes a request that the policy held, or that went before all others, off the counts.
     #[cold]
     pub(super) fn gone(&mut self, record: &Record) {
         if record.is(Record::AHEAD) {
@@ -254,7 +254,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         if self.seen != state {
             (self.seen, self.unseen) = (state, self.shared.limits.flows);
         }
-        // Some of the slots in each call, since a verb is bounded: the next calls go on.
+        // Each call visits some of the slots, since a verb is bounded; the next calls go on.
         for _ in 0..AT_ONCE.min(self.unseen) {
             self.unseen -= 1;
             let Some(flow) = self.shared.limits.reserved_in(self.unseen) else { continue };
