@@ -16,7 +16,7 @@ use fairq_core::contract::bounds::MAX_KNOB_NS;
 use fairq_core::contract::port::Op;
 use fairq_core::entry::knobs::Knob;
 
-/// The longest wait for a flow's next request; 0 does not wait.
+/// The longest wait for a flow's next request; with 0 a scheduler does not wait.
 pub const IDLE: Knob =
     Knob::duration("idle", 0, MAX_KNOB_NS, "the longest wait for a tenant's next request");
 

@@ -12,8 +12,8 @@
 //! is not known in advance. A flow that comes back after a pause has `S = max(V, S)`: it has saved
 //! nothing up.
 //!
-//! - *Budgets* follow flows' use: one that was used up is doubled, at most to `budget_bytes`; one
-//!   that was not shrinks to the bytes used, at least to a 32nd of `budget_bytes`. So flows with
+//! - *Budgets* follow flows' use: a budget that was used up is doubled, at most to `budget_bytes`;
+//!   any other shrinks to the bytes used, at least to a 32nd of `budget_bytes`. So flows with
 //!   little demand are served soon.
 //! - *Time.* A turn ends after `timeout_ns` when others wait. A flow that transfers little in its
 //!   time pays for the time, any other for its bytes (`price_of_time`).
@@ -32,8 +32,8 @@
 //! injection of other flows' requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for
-//! BFQ-NA): Linux's defaults. `waits_for_equals`, `sync_writes`: the flows that it waits for.
-//! `slots`: D.
+//! BFQ-NA): Linux's defaults. `waits_for_equals` and `sync_writes` choose the flows that the device
+//! waits for. `slots`: D.
 //!
 //! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution,
 //! IEEE Transactions on Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing
@@ -76,11 +76,11 @@ pub struct BfqConfig {
     /// The longest wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA;
     /// default 8 ms.
     pub idle_ns: u64,
-    /// Whether to wait also while all busy flows have the same weight, as Linux does where flows
-    /// are control groups. Default: no.
+    /// Whether to wait also while all busy flows have the same weight, as Linux does if flows are
+    /// control groups. Default: no.
     pub waits_for_equals: bool,
-    /// Whether the device waits for flows that write as for flows that read, because they wait for
-    /// their answers (as with `O_DIRECT`, which is synchronous to Linux). Default: no.
+    /// Whether the device waits for flows that write as for flows that read, because their clients
+    /// wait for each answer (as with `O_DIRECT`, which is synchronous to Linux). Default: no.
     pub sync_writes: bool,
 }
 
@@ -214,8 +214,8 @@ impl Busy {
     /// Whether all flows have the same weight: this is so if and only if the mean of the squares is
     /// the square of the mean.
     ///
-    /// 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few. Products of that
-    /// width are a few multiplications.
+    /// The products for 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few.
+    /// Products of that width are a few multiplications.
     #[inline]
     fn is_even(&self) -> bool {
         u128::from(self.flows) * self.squares == square(self.weight)
@@ -542,8 +542,8 @@ impl SerialPolicy for BfqScheduler {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        // One call for both turns: the result of `within` is then written where the caller reads
-        // it, not copied.
+        // One call of `within` is for both turns, so that its result is written where the caller
+        // reads it, and not copied.
         while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
@@ -606,8 +606,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
-        /// The bound of the header, at every moment and for every pair of flows that are always
-        /// backlogged.
+        /// The bound of the header holds at every moment and for every pair of flows that are
+        /// always backlogged.
         #[test]
         fn lag_is_bounded_by_budgets(
             flows in prop::collection::vec((20u16..1000, prop::sample::select(&[512u32, 4096, 65_536, 1 << 20][..])), 2..6)

@@ -185,7 +185,7 @@ struct Slice {
 /// Parts that a nanosecond on the device is divided into.
 const PARTS: u64 = 256;
 
-/// Divides the time of the device between the requests on it, while some are beside the active
+/// Divides the time of the device between the requests on it, while some of them are not the active
 /// flow's.
 #[derive(Clone, Copy, Default)]
 struct Division {
@@ -201,7 +201,7 @@ impl Division {
     /// Divides the time up to `now_ns`; gives the part of the requests beside.
     #[inline]
     fn advance(&mut self, now_ns: u64) -> u64 {
-        // A minute at most, so that products stay within a word.
+        // The time is at most a minute, so that products stay within a word.
         let passed_ns = now_ns.saturating_sub(self.now_ns).min(MAX_KNOB_NS);
         self.now_ns = now_ns;
         if self.beside == 0 || passed_ns == 0 {
@@ -289,7 +289,7 @@ impl CfqScheduler {
     }
 
     /// The next active flow: the first that may be served, or the flow whose slice has just ended,
-    /// if it comes before that one and cannot be served now.
+    /// if this flow comes first and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
         let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
@@ -479,8 +479,8 @@ impl SerialPolicy for CfqScheduler {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        // One call for both slices: the result of `within` is then written where the caller reads
-        // it, not copied.
+        // One call of `within` is for both slices, so that its result is written where the caller
+        // reads it, and not copied.
         while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;

@@ -28,7 +28,7 @@
 //! **Knobs.** `threshold_bytes` (T; 1 MiB): a larger one lets others fill the device while one flow
 //! thinks, a smaller one keeps services together; with 0 the others do nothing. `idle_ns` (2 ms; 0
 //! is no anticipation). `request_bytes` (4096). `slots` (D, requests); the cost model. The defaults
-//! are ours: SSDs answer within a millisecond.
+//! are fairq's, because SSDs answer within a millisecond.
 //!
 //! **Papers.** Shen, Park: FlashFQ: A Fair Queueing I/O Scheduler for Flash-Based SSDs, USENIX ATC
 //! 2013; Jin, Chase, Kaur, SIGMETRICS 2004.
@@ -126,10 +126,10 @@ pub struct FlashFqScheduler {
     threshold_units: u64,
     virtual_time: VTime,
     flows: Box<[FlowState]>,
-    /// The flows that have requests staged, by their first.
+    /// The flows that have requests staged, by their first request.
     heap: FlowHeap,
-    /// The flows that have none but were expected to send at the last check, by the start of their
-    /// next request.
+    /// The flows that have no request staged but were expected to send at the last check, by the
+    /// start of their next request.
     absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
@@ -258,8 +258,8 @@ impl SerialPolicy for FlashFqScheduler {
         }
     }
 
-    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
-    /// tags.
+    /// Later arrivals are tagged as if the request had not been there; requests staged behind it
+    /// keep their tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let was_first = self.staged.first_job(slot) == Some(job);
         let Some(kept) = self.staged.remove(slot, job) else { return };
@@ -366,8 +366,8 @@ mod tests {
         assert!((ratio - 3.0).abs() < 0.03, "{ratio}");
     }
 
-    /// Beside a flood, a flow that waits for its answers has its share of service if it is
-    /// expected; and the flood goes on in the meantime.
+    /// Beside a flow with a deep queue, a flow that waits for its answers has its share of service
+    /// if it is expected; and the other flow goes on in the meantime.
     #[test]
     fn an_expected_flow_holds_virtual_time() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

@@ -121,8 +121,8 @@ impl<P: Platform> Depths<P> {
     #[inline]
     pub(super) fn enlist(&self, domain: Domain, port: PortId) {
         let waiting = self.tokens(domain).waiting.set();
-        // A load first, so that a port that is already marked does not take the cache line from
-        // others.
+        // The load comes first, so that a port that is already marked does not take the cache line
+        // from others.
         if !waiting.contains(port, Ordering::SeqCst) {
             waiting.insert(port, Ordering::SeqCst);
         }

@@ -252,7 +252,8 @@ mod tests {
         record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
         record(&latencies, Domain::Write, 600, MS, MS);
         assert_eq!(adjuster.adjust(0, &latencies, [128, 128, 64, 16], MOST), [256, 32, 64, 16]);
-        // Too few writes for a percentile: their last one counts once more, and only once.
+        // There are too few writes for a percentile, so their last percentile counts once more, and
+        // only once.
         for expected in [8, 32] {
             record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
             record(&latencies, Domain::Write, 1, MS, MS);

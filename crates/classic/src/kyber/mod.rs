@@ -12,7 +12,7 @@
 //! and changes the depths towards the targets (`latency`). A returned token goes to the ports that
 //! wait for one, in turn, so that no port starves beside another, however small the depth.
 //!
-//! **Left out.** It knows no flows beyond counting them: a flow that sends more gets more. Weights
+//! **Left out.** Kyber only counts the requests of flows: a flow that sends more gets more. Weights
 //! have no effect here; [`kyber_fair`](fairq_core::kyber_fair) adds them. It is work-conserving
 //! within the depths, and holds back requests beyond them on purpose.
 //!

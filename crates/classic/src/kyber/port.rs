@@ -34,7 +34,7 @@ pub struct KyberPort<P: Platform = Native> {
     kept: [u32; DOMAINS],
 }
 
-/// State of a tag. One of zeroes is free.
+/// State of a tag. An entry of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     submitted_ns: u64,

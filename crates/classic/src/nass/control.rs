@@ -203,7 +203,8 @@ impl Control {
     #[inline]
     fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
         let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
-        // One condition and not three: unpredictable branches took 4 ns of an arrival.
+        // This is one condition and not three, because unpredictable branches took 4 ns of an
+        // arrival.
         if let Some(flow) = self.flows.get_mut(oldest)
             && (oldest != slot) & (flow.arrival == arrival) & (flow.is_idle() | flow.is_expected)
         {

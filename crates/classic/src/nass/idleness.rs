@@ -7,8 +7,8 @@
 //! its next requests find places at once.
 //!
 //! **Model.** The history is a ring of flows. A flow has the number of its last arrival: when this
-//! arrival falls out of the ring, the flow has none left there. Only then, and only for a flow that
-//! is expected or has no request staged or on the device, is there something to do.
+//! arrival falls out of the ring, the flow has none left there. NASS has to act only then, and only
+//! for a flow that is expected or has no request staged or on the device.
 //!
 //! # Points that the paper leaves open
 //! - *The end of deceptive idleness.* In the paper it ends when the flow has a request staged. Of
@@ -36,7 +36,7 @@ pub(super) struct History {
     flows: Box<[u32]>,
     newest: usize,
     /// The number of the last arrival. It wraps: numbers are compared only while their requests are
-    /// in the ring, staged or on the device, and no request is for 2^32 arrivals.
+    /// in the ring, staged or on the device, and no request stays there for 2^32 arrivals.
     arrivals: u32,
 }
 

@@ -17,9 +17,9 @@
 //!   queues run empty now and then share 1:2.8.) All limits are also set anew, as by a new flow,
 //!   after two queue lengths of completions of any flows: by then the requests for which limits
 //!   were found have left the device. (With the first rule alone, limits that fit one moment's mix
-//!   of sizes stay: with them `flashfq` is less fair where 4 KiB meet 128 KiB, with both rules
-//!   fairer. With the second alone shares follow noise.) A limit is at least 1, since a flow at 0
-//!   would have no completion to recover by, and at most `queue_length`.
+//!   of sizes stay: with them `flashfq` is less fair between requests of 4 KiB and of 128 KiB, and
+//!   with both rules it is fairer. With the second alone shares follow noise.) A limit is at least
+//!   1, since a flow at 0 would have no completion to recover by, and at most `queue_length`.
 //! - *Weights.* The paper has none. A flow's part is in proportion to its weight. A scheduler
 //!   inside that serves one flow at a time serves others while that flow may not be served, and
 //!   charges them.

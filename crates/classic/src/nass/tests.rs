@@ -64,7 +64,7 @@ fn a_new_flow_sets_every_limit_to_its_part() {
     assert_eq!(nass.limit(0), 32);
     stage(&mut nass, 1, 0..40, 4096);
     assert_eq!((nass.limit(0), nass.limit(1)), (16, 16));
-    // Three times the weight, three times the part.
+    // A flow of three times the weight gets three times the part.
     nass.insert(0, &Arrival { weight: Weight::new(300).unwrap(), ..read(199, 1, 100, 4096) });
     assert_eq!((nass.limit(0), nass.limit(1)), (8, 24));
 }
@@ -205,7 +205,7 @@ fn a_limited_flow_keeps_its_turns() {
         let served = served_counts(&run(&mut nass, &loops, 16, 20_000_000_000, |_| 1_000_000), 2);
         served[1] as f64 * 4096.0 / (served[0] as f64 * 65_536.0)
     }
-    // Budgets so small that no turn ends by time.
+    // The budgets are so small that no turn ends by time.
     let bfq = BfqConfig { budget_bytes: 1 << 20, idle_ns: 0, ..BfqConfig::default() };
     let bfq = ratio(BfqScheduler::new(&config(16), &bfq).unwrap());
     let cfq = ratio(
@@ -314,7 +314,8 @@ fn weights_count_among_many_flows_of_a_few_requests() {
     }
 }
 
-/// Thirty flows that keep two requests each could have the device to themselves.
+/// Thirty flows that keep two requests each could fill the device: a deep flow gets its part all
+/// the same.
 #[test]
 fn a_deep_flow_has_its_part_among_many_shallow_ones() {
     let mut loops = std::vec![Loop { weight: 100, length: 4096, depth: 2 }; 31];

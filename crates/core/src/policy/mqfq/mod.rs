@@ -89,10 +89,10 @@ pub struct MqfqConfig {
     /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
     pub slots: u32,
     /// T, the most that a request's start tag may be ahead of virtual time when the request is
-    /// dispatched, in bytes of service at the [reference weight](ReferenceWeight), which is
-    /// 100 where all weights are. Default 45 KiB, the paper's for its SSD: the smallest that caused
-    /// no significant contention. 0 gives SFQ(D)'s order at the price of its contention. With
-    /// several ports a fifth of T is reserved for late charges (*end tags*, below).
+    /// dispatched, in bytes of service at the [reference weight](ReferenceWeight), which is 100 if
+    /// all weights are 100. Default 45 KiB, the paper's for its SSD: the smallest that caused no
+    /// significant contention. 0 gives SFQ(D)'s order at the price of its contention. With several
+    /// ports a fifth of T is reserved for late charges (*end tags*, below).
     pub threshold_bytes: u64,
     /// Whether T grows from `threshold_bytes` while ports are throttled too often, up to the bytes
     /// that the device serves in 0.4 ms, or while ports are late most of the time, up to the bytes
@@ -261,7 +261,8 @@ impl<P: Platform> Mqfq<P> {
     fn weigh(&self) {
         let Shared { flows, threshold, .. } = &*self.shared;
         threshold.with(|threshold| {
-            // Read under the lock, so that the last writer has seen all earlier changes.
+            // The reference weight is read under the lock, so that the last writer has seen all
+            // earlier changes.
             threshold.reference = flows.reference();
             if self.want_window(threshold) {
                 flows.tell();

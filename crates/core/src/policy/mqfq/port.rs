@@ -615,7 +615,8 @@ impl Local {
         taken
     }
 
-    /// Throttles the port because `lead` is too far ahead. `None`: it is no longer too far.
+    /// Throttles the port because `lead` is too far ahead. `None` if `lead` is no longer too far
+    /// ahead.
     fn throttle<P: Platform>(
         &mut self,
         shared: &Shared<P>,
@@ -642,8 +643,8 @@ impl Local {
         Some(Next::Blocked)
     }
 
-    /// The port has no request that may be issued: removes it from the wheel and gives up its
-    /// slots.
+    /// Removes the port from the wheel and gives up its slots, because it has no request that may
+    /// be issued.
     #[inline]
     fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         self.leave_wheel(shared);
@@ -727,7 +728,8 @@ impl Local {
     #[cold]
     fn count<P: Platform>(&self, shared: &Shared<P>) {
         if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
-            // Written by this port alone, and read only for statistics and for the adjustment of T.
+            // The counters are written by this port alone, and are read only for statistics and for
+            // the adjustment of T.
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);

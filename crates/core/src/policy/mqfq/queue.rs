@@ -93,8 +93,8 @@ impl LocalFlow {
         self.newest != NONE
     }
 
-    /// The port drops its state of the flow: arrears are charged to the flow's end tag, and credit
-    /// is refunded to it. No request of the flow is staged here.
+    /// Charges the arrears to the flow's end tag and refunds the credit, because the port drops its
+    /// state of the flow. No request of the flow is staged here.
     #[cold]
     pub(super) fn leave<P: Platform>(&self, ends: &EndTags<P>, flow: FlowId) {
         let mut account = self.account;

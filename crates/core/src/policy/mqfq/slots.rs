@@ -92,8 +92,8 @@ impl<P: Platform> Slots<P> {
         self.total.with(|total| {
             let old = core::mem::replace(total, slots);
             if slots <= old {
-                // Only its port may take tokens from a leaf, so the surplus becomes debt, which
-                // ports pay as they find tokens.
+                // Only a leaf's own port may take tokens from the leaf, so the surplus becomes
+                // debt, which ports pay as they find tokens.
                 self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
                 return PortSet::EMPTY;
             }
@@ -123,7 +123,8 @@ impl<P: Platform> Slots<P> {
     /// took one, and whether any debt is left.
     #[cold]
     pub(super) fn acquire_owing(&self, port: PortId) -> (bool, bool) {
-        // One step for each node: more steps are needed only while other ports put tokens down.
+        // The loop takes one step for each node: more steps are needed only while other ports add
+        // tokens.
         for _ in 0..=self.tree.nodes() {
             let owed = self.debt.load(Ordering::SeqCst);
             if owed == 0 {
@@ -249,7 +250,7 @@ impl<P: Platform> Slots<P> {
 
     /// Records that the port stops with no request that may be issued: gives the tokens of its leaf
     /// to the nearest ready ports, and puts the rest into the node above the leaf, where a port
-    /// takes them that finds none on its own path. Returns the ports to wake.
+    /// that finds no token on its own path takes them. Returns the ports to wake.
     #[inline]
     pub(super) fn stop(&self, port: PortId) -> PortSet {
         let leaf = self.tree.leaf(port);

@@ -418,7 +418,8 @@ fn a_sleeper_has_work_once_there_are_other_weights() {
     assert_eq!(rig.issued.len(), 2);
 }
 
-/// The port is woken at virtual time 8,192, where a bucket begins, and may dispatch at 4,097.
+/// The port is woken at virtual time 8,192, where a bucket begins, but may dispatch at 4,097
+/// already.
 #[test]
 fn a_sleeper_has_work_once_it_may_go() {
     let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };

@@ -2,12 +2,12 @@
 //!
 //! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T less
 //! the reserve for arrears, see `mqfq`) must stop, and must go on as soon as virtual time has
-//! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
-//! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
-//! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
-//! at or next after `w`, but at most the last bucket of the ring: a woken port checks again. A port
-//! that moves virtual time into another interval empties the buckets that have begun and wakes
-//! their ports.
+//! caught up; polling costs a pass over each port per period. **Model.** The wheel is a ring of
+//! [`BUCKETS`] buckets. Each stands for an interval of `b` units of virtual time and holds a set of
+//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket
+//! that begins at or next after `w`, but at most the last bucket of the ring: a woken port checks
+//! again. A port that moves virtual time into another interval empties the buckets that have begun
+//! and wakes their ports.
 //!
 //! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A
 //! power of two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap
@@ -62,7 +62,7 @@ pub struct Window {
 
 impl Window {
     pub fn new(units: u64, follows: bool) -> Self {
-        // Less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
+        // W is less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
         Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
     }
@@ -386,7 +386,7 @@ mod tests {
                 .is_none()
         );
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
-        // Or W has changed meanwhile.
+        // The port does not sleep either if W has changed meanwhile.
         let window = Window::new(50, false);
         assert!(
             wheel

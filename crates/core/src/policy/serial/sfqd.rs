@@ -201,8 +201,8 @@ impl SerialPolicy for SfqdScheduler {
         Selection::Serve(Job(job), slot as usize)
     }
 
-    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
-    /// tags.
+    /// Later arrivals are tagged as if the request had not been there; requests staged behind it
+    /// keep their tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let was_first = flow.staged.first() == Some(job.0);
