@@ -115,7 +115,7 @@ mod tests {
         bell.wake();
         assert_eq!((bell.take(), bell.take()), (true, false));
         bell.look();
-        assert!(!bell.is_running() && !bell.ring(), "it looks");
+        assert!(!bell.is_running() && !bell.ring(), "it polls");
         assert!(bell.is_rung() && bell.take());
         assert!(bell.park());
         assert_eq!((bell.ring(), bell.ring()), (true, false));
