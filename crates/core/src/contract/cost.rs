@@ -110,22 +110,14 @@ mod tests {
         assert_eq!(model.cost(Op::Discard, 1 << 20), 4096);
         assert_eq!(model.cost(Op::Discard, 1 << 30), 4 << 20);
         assert_eq!(CostModel { discard_part: 0, ..model }.cost(Op::Discard, 1 << 30), 4096);
-        assert_eq!(
-            model.cost(Op::WriteZeroes, 1 << 30),
-            1 << 30,
-            "the device is assumed to write the zeroes"
-        );
+        assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "the device writes the zeroes");
         assert_eq!(model.cost(Op::Flush, 1 << 20), 1 << 20, "a measured flush costs its length");
         let at_least = CostModel { min_bytes: 16_384, ..model };
         for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             assert_eq!(at_least.cost(op, 512), 16_384, "{op:?}");
         }
         let joined = Cost { alone: 16_384, joined: 512 };
-        assert_eq!(
-            at_least.charge(Op::Read, 512),
-            joined,
-            "a command is charged its least cost once"
-        );
+        assert_eq!(at_least.charge(Op::Read, 512), joined, "the least cost is charged once");
         assert_eq!(model.charge(Op::Read, 4096), Cost::bytes(4096));
         let writes_cost_triple = CostModel { write_percent: 300, ..model };
         assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);

@@ -74,8 +74,7 @@ const VISIT_NS: u64 = 10_000_000;
 const FLOWS_AT_ONCE: usize = 1024;
 /// Lanes, or slots of flows, that a port visits in one call.
 pub(crate) const AT_ONCE: usize = 16;
-/// The longest time between two visits of a lane, in nanoseconds. It is bounded because settings
-/// may change while requests wait.
+/// The longest time between two visits of a lane, in nanoseconds: settings may change meanwhile.
 pub(crate) const AGAIN_NS: u64 = 100_000_000;
 
 // *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with

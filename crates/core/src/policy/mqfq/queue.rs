@@ -557,11 +557,7 @@ mod tests {
             units
         };
         let old = bench.ids[0];
-        assert_eq!(
-            [units(&mut bench, old), units(&mut bench, old)],
-            [1, 2],
-            "the flow keeps its remainder"
-        );
+        assert_eq!([units(&mut bench, old), units(&mut bench, old)], [1, 2], "remainders are kept");
         bench.table.close(old).unwrap();
         bench.flows.poll(&bench.table, &mut PortSet::default());
         let new = bench.table.add(None, Weight::DEFAULT, |_| ()).unwrap();
