@@ -93,8 +93,8 @@ impl Default for CfqConfig {
 
 impl Configure for CfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let slice = "the lightest tenant's slice of time; a heavier tenant's is longer by its weight, \
-                     up to 4 times this";
+        let slice = "the lightest tenant's slice of time; a heavier tenant's is longer by its \
+                     weight, up to 4 times this";
         knobs.is(Knob::duration("slice", 1, MAX_KNOB_NS, slice), &mut self.slice_ns);
         let target = "the longest time of all slices together";
         knobs.is(Knob::duration("target", 1, MAX_KNOB_NS, target), &mut self.target_ns);

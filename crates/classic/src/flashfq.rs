@@ -82,8 +82,8 @@ impl Default for FlashFqConfig {
 
 impl Configure for FlashFqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; heavier \
-                         ones in proportion, up to 4 T";
+        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; \
+                         heavier ones in proportion, up to 4 T";
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold).alias("T");
         knobs.is(threshold, &mut self.threshold_bytes);
         knobs.is(IDLE, &mut self.idle_ns);

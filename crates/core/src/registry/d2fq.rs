@@ -15,8 +15,8 @@ impl Configure for D2fqConfig {
         let low = "the distance ahead of virtual time from which a tenant uses the low class";
         let low = Knob::at_100("tau-l", 1 << 16, MAX_THRESHOLD, low).brief("tau-l");
         knobs.is(low, &mut self.tau_l);
-        let medium = "the distance ahead of virtual time from which a tenant uses the medium class; \
-                      at most tau-l";
+        let medium = "the distance ahead of virtual time from which a tenant uses the medium \
+                      class; at most tau-l";
         knobs.is(Knob::at_100("tau-m", 0, MAX_THRESHOLD, medium), &mut self.tau_m);
         let unfair = "the distance of two tenants at which the H/L ratio is too small; at least \
                       tau-l";

@@ -13,8 +13,8 @@ use crate::policy::mqfq::{Mqfq, MqfqConfig};
 impl Configure for MqfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
         knobs.is(SLOTS, &mut self.slots);
-        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; heavier \
-                         ones in proportion, up to 4 T";
+        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; \
+                         heavier ones in proportion, up to 4 T";
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold);
         let given = (!self.threshold_follows).then_some(self.threshold_bytes);
         let tuning = |bytes: Option<u64>| {
