@@ -5,9 +5,9 @@
 //! |---|---|
 //! | sends `DISC` and reads | are completed and answered, however long the device takes |
 //! | sends `DISC` and does not read | are dropped after [`FAREWELL_S`] in which it took no byte |
-//! | sends `DISC` and closes | are completed for [`FAREWELL_S`], as the protocol requires after `DISC` |
+//! | sends `DISC` and closes | are completed for [`FAREWELL_S`], as the protocol requires |
 //! | closes without `DISC` | are dropped when its stream has been read to the end |
-//! | closes its sending direction, and may still read | are completed and answered for [`FAREWELL_S`] |
+//! | only closes its sending direction | are completed and answered for [`FAREWELL_S`] |
 //! | does either behind requests that wait for buffers, and does not read | are dropped after \
 //! [`FAREWELL_S`] in which it took no byte |
 //!
