@@ -149,12 +149,12 @@ impl AnyDevice {
     /// one.
     pub fn refuses_to_leave(&self) -> Option<String> {
         if let AnyDevice::NvmeSoft(_) = self {
-            return Some("the state of a software controller does not go over".into());
+            return Some("the state of a software controller cannot be passed on".into());
         }
         let used = self.store().map_or(0, Store::used);
         (used > LEFT_MAX).then(|| {
             format!(
-                "the device in memory holds {} MiB, and at most {} MiB go over",
+                "the device in memory holds {} MiB, and at most {} MiB can be passed on",
                 used >> 20,
                 LEFT_MAX >> 20
             )

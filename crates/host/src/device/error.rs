@@ -27,7 +27,7 @@ pub enum DeviceError {
     LaterFiles(usize),
     /// The largest number of stores is already in use.
     #[error(
-        "its storage {store} has no scheduler yet, and there is none left ({most} in all): name a \
+        "its storage {store} needs a scheduler of its own, and all {most} are in use: name a \
          store that it shares with other tenants (store = NAME), or restart the server"
     )]
     Stores {
@@ -50,9 +50,9 @@ pub enum DeviceError {
     NoFiles(String),
     /// The file does not exist, and the caller did not permit its creation.
     #[error(
-        "{}: there is no such file: add create{} to have it made, sparse",
+        "{}: there is no such file: add create{} to create it as a sparse file",
         path.display(),
-        if *has_size { "" } else { " and size=10G, say," }
+        if *has_size { "" } else { " and, for example, size=10G" }
     )]
     Missing {
         /// The file.
@@ -114,7 +114,7 @@ pub enum DeviceError {
         wanted: u64,
     },
     /// Direct I/O is required and not possible.
-    #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another \
+    #[error("{}: O_DIRECT is required, but {why}; leave the choice to the server or use another \
      file system", path.display())]
     NoDirect {
         /// The file.

@@ -257,8 +257,8 @@ fn fail(
         count,
         error = %std::io::Error::from_raw_os_error(errno),
         "data that these tenants wrote could not be put on stable storage and may be lost: their \
-         flushes and FUA writes fail until the storage is mended and `fairq ctl clear-error \
-         TENANT` says so"
+         flushes and FUA writes fail until the storage is repaired and the operator has run \
+         `fairq ctl clear-error TENANT`"
     );
 }
 

@@ -77,7 +77,7 @@ pub enum MapError {
         size: u64,
     },
     /// The file cannot be a guest's memory.
-    #[error("a region's file is no regular file in memory or on a local disk, or is too short")]
+    #[error("a region's file is too short, or is not a regular file in memory or on a local disk")]
     File,
     /// The kernel has refused.
     #[error("a region cannot be mapped: {0}")]

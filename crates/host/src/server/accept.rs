@@ -302,7 +302,7 @@ impl Server {
         match stream {
             Stream::Unix(stream) => match User::of_peer(&stream) {
                 Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
-                Err(error) => tracing::debug!(%error, "the user that has connected is not known"),
+                Err(error) => tracing::debug!(%error, "cannot determine the user of a connection"),
             },
             Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }

@@ -15,7 +15,7 @@ fn in_words(error: &FlowError) -> String {
     match error {
         FlowError::Full => "all places for tenants are taken: remove a tenant, or run fairq ctl \
                             upgrade, which makes room for 64 more; if the log names another \
-                            reason, see to that"
+                            reason, remove that cause"
             .into(),
         error => error.to_string(),
     }
@@ -74,8 +74,8 @@ pub enum AdminError {
     Control(#[from] ControlError),
     /// The previous change of the policy is still in progress.
     #[error(
-        "the policy before this one has not finished its requests yet: wait until `status` says \
-         so, and try again"
+        "the previous policy has not finished its requests yet: wait until `status` no longer \
+         shows the change, and try again"
     )]
     Changing,
     /// The server cannot listen.

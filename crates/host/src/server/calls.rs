@@ -303,7 +303,7 @@ pub(super) async fn serve_http(listener: Listener, calls: Calls, timeouts: Timeo
             tokio::select! {
                 () = welcome(stream, seat, calls, timeouts.http) => {}
                 Ok(()) = must_leave => {
-                    tracing::debug!("an HTTP connection was silent for longest and had to go");
+                    tracing::debug!("closed the HTTP connection that had been silent for longest");
                 }
             }
         });
@@ -362,7 +362,7 @@ async fn answer(
     let Ok(Ok(body)) = timeout(patience, Limited::new(body, BODY).collect()).await else {
         return refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
-            "the body is longer than 64 KiB, or took too long to come\n",
+            "the body is longer than 64 KiB, or took too long to arrive\n",
         );
     };
     let (reply, answer) = oneshot::channel();
@@ -376,7 +376,7 @@ async fn answer(
         let (head, body) = answer.into_parts();
         return match body.made().await {
             Some(body) => Response::from_parts(head, Full::new(body)),
-            None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made\n"),
+            None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be computed\n"),
         };
     }
     refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")

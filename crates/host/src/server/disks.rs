@@ -277,7 +277,7 @@ impl Maker {
                         tracing::warn!(
                             tenant = note.name,
                             device = number,
-                            "deleting the block device of a tenant that is no longer there"
+                            "deleting the block device of a tenant that no longer exists"
                         );
                         self.remove(number, &note.name);
                     }
@@ -358,7 +358,7 @@ impl Maker {
         self.write_note(number, &self.note_of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
-        // udev asks this server for the device's owner before the kernel has started the device.
+        // udev requests the owner from this server before the kernel has started the device.
         self.report(want.volume.tenant, Some(status(number, 0, None)));
         self.control.start(number)
     }
@@ -435,7 +435,7 @@ impl Maker {
                 .info(number)
                 .and_then(|info| self.write_note(number, &self.note_of(want, info.ublksrv_flags)));
             if let Err(error) = noted {
-                tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
+                tracing::error!(tenant = want.name, %error, "cannot record the device's new name");
             }
             self.link(number, Some(&before), want);
         }

@@ -298,7 +298,7 @@ impl ControlThread<'_> {
             return Err(refuse("there is no such directory: create it or choose another one"));
         }
         if self.guest_directories.contains(at) {
-            return Err(refuse("it is given twice"));
+            return Err(refuse("it is listed twice"));
         }
         self.guest_directories.push(at.clone());
         self.fit_guests().inspect_err(|_| {

@@ -185,7 +185,7 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
         | Listen::VfioUser(_)
         | Listen::Ublk
         | Listen::Inherited
-        | Listen::Stdio => Err(format!("{at} is no address to listen on")),
+        | Listen::Stdio => Err(format!("{at} is not an address to listen on")),
     }
 }
 
@@ -250,7 +250,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 pub(super) fn make_way(path: &Path) -> Result<(), String> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
-        return Err("something that is not a socket is there: choose another path".into());
+        return Err("the path names a file that is not a socket: choose another path".into());
     }
     if has_listener(path) {
         return Err("another server listens there: stop it or choose another path".into());

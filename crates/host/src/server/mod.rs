@@ -709,7 +709,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
-            tracing::warn!("clients do not take their answers: cutting them off");
+            tracing::warn!("clients do not take their answers: disconnecting them");
             server.notify_all(Notice::HangUp);
             break;
         }
@@ -723,8 +723,8 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
             // Requests on a device that hangs cannot be cancelled, and waiting for them would not
             // end.
             tracing::error!(
-                "ending with requests that the storage has not answered: what was acknowledged as \
-                 durable is there, what else was written may be lost; see to the device"
+                "ending with requests that the storage has not answered: data acknowledged as \
+                 durable are safe, other written data may be lost; check the device"
             );
             std::process::exit(1);
         }

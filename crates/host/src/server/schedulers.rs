@@ -73,7 +73,7 @@ impl<'a> Schedulers<'a> {
             let later = later.ok_or(FlowError::Full)?;
             let refused = |error: &dyn Display| {
                 tracing::error!(store = number, %error, "the scheduler of another store cannot be \
-                 built, and its tenants are refused: give the server what the error names");
+                 built, and its tenants are refused: remove the cause of the error");
                 FlowError::Full
             };
             let built = later.build().map_err(|error| refused(&error))?;

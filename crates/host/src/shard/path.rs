@@ -125,8 +125,8 @@ pub struct DataPath<P, D: Device> {
     free: Vec<Tag>,
     /// The number of tags.
     tags: usize,
-    /// How many live requests no policy knows: requests on the device ([`Self::let_go`]), and
-    /// requests that wait for the next policy ([`Self::withdraw`]).
+    /// The number of live requests on the device that no policy knows ([`Self::let_go`]), and of
+    /// those that wait for the next policy ([`Self::withdraw`]).
     orphans: usize,
     withdrawn: usize,
     /// The requests that the policy has joined to the command that its next `Issue` completes, and

@@ -212,10 +212,10 @@ fn run<R: FnOnce()>(
     // A shard that waits for a point in time must wake then; the default slack delays it by up to
     // 50 us.
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
-        tracing::debug!(%error, "timer slack stays as it is");
+        tracing::debug!(%error, "cannot set the timer slack");
     }
     if let Err(error) = set_slice(SLICE_NS) {
-        tracing::debug!(%error, "the scheduler's slices stay as they are");
+        tracing::debug!(%error, "cannot set the scheduling slice");
     }
     match open() {
         Ok(run) => {

@@ -91,8 +91,8 @@ impl Unsettled {
         store.push(Box::new(move || {
             if let Err(error) = rustix::fs::fdatasync(&backing.file) {
                 let path = backing.path.display();
-                tracing::error!(%path, %error, "cannot flush a removed tenant's file: what it \
-                 wrote last may be lost");
+                tracing::error!(%path, %error, "cannot flush a removed tenant's file: its \
+                 last writes may be lost");
             }
         }));
     }
@@ -255,8 +255,8 @@ impl Device for FileDevice {
         for (number, backing) in self.shared.files.numbered() {
             if let Err(error) = rustix::fs::fdatasync(&backing.file) {
                 let path = backing.path.display();
-                tracing::error!(%path, %error, "a file cannot be put on stable storage: what was \
-                 written to it last may be lost");
+                tracing::error!(%path, %error, "a file cannot be put on stable storage: the \
+                 last writes to it may be lost");
                 failed.push((number, error.into()));
             }
         }

@@ -212,7 +212,7 @@ impl Backing {
                 path = %self.path.display(),
                 size,
                 intact = end,
-                "a file became shorter while it was served: what was behind its end is lost, and \
+                "a file became shorter while it was served: the data beyond its end are lost, and \
                  requests there fail with EIO; restore the file from a backup and restart fairq"
             );
         }
@@ -416,7 +416,7 @@ impl Backing {
                     return Err(DeviceError::NoDirect { path: path.into(), why });
                 }
                 Err(why) => {
-                    tracing::info!(path = %path.display(), "through the page cache, since {why}");
+                    tracing::info!(path = %path.display(), "the page cache is used, since {why}");
                     (1, 1)
                 }
             },
@@ -548,9 +548,7 @@ fn size_of(path: &Path, file: &File) -> Result<u64, DeviceError> {
 
 /// Gives a new file its size, and makes its directory entry durable.
 fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
-    file.set_len(size)
-        .and_then(|()| file.sync_all())
-        .map_err(io_error(path, "give it its size"))?;
+    file.set_len(size).and_then(|()| file.sync_all()).map_err(io_error(path, "set its size"))?;
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(directory)
@@ -567,7 +565,7 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
         || block > BLOCK_MAX
         || memory_align > PAGE as u32
     {
-        return Err(format!("its alignment of {block} and {memory_align} bytes is not manageable"));
+        return Err(format!("its alignment of {block} and {memory_align} bytes is not supported"));
     }
     if !size.is_multiple_of(u64::from(block)) {
         return Err(format!(

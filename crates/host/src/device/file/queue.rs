@@ -585,7 +585,7 @@ impl FileQueue {
     /// Handles the result of a submitted part, and continues the command.
     fn finished(&mut self, now_ns: u64, ring: &mut Ring, slot: u32, result: i32) {
         let Some(Some(operation)) = self.slots.get_mut(slot as usize) else {
-            debug_assert!(false, "slot {slot} has ended and is told {result}");
+            debug_assert!(false, "slot {slot} has ended and gets the result {result}");
             return;
         };
         let backing = &of(&self.files, operation.command.file).backing;

@@ -35,7 +35,7 @@ struct Pool {
     work: Condvar,
     /// The largest number of threads.
     most: usize,
-    /// The CPUs on which the threads may run: those of the thread that called [`Self::at_most`].
+    /// The CPUs on which the threads may run: those of the thread that called [`Workers::at_most`].
     cpus: Option<CpuSet>,
 }
 
@@ -109,7 +109,7 @@ impl Pool {
                 // If no other thread can be started, this one takes the next job when this job is
                 // finished.
                 if is_last && let Err(error) = self.spawn() {
-                    tracing::warn!(%error, "cannot start a thread for calls that may wait");
+                    tracing::warn!(%error, "cannot start a thread for calls that may block");
                 }
                 job();
                 state = self.lock();

@@ -91,7 +91,7 @@ pub(super) enum Refusal {
     NoEventfd,
     #[error("the in-flight area: {0}")]
     Area(io::Error),
-    #[error("the in-flight area has no place for queue {0}")]
+    #[error("the in-flight area has no region for queue {0}")]
     NoPlace(usize),
     #[error("the guest cannot write to the configuration at {0}")]
     Config(u32),
@@ -99,7 +99,7 @@ pub(super) enum Refusal {
     Unsupported(FrontendReq),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    #[error("the server ends")]
+    #[error("the server is shutting down")]
     Ending,
 }
 
@@ -549,7 +549,7 @@ impl Session {
         let again = region.recover(&mut queue);
         if !again.is_empty() {
             let (disk, requests) = (&self.link.name, again.len());
-            tracing::info!(disk, queue = index, requests, "requests of the last server again");
+            tracing::info!(disk, queue = index, requests, "repeating requests of the last server");
         }
         let mut volume = self.volume.clone();
         let size = self.link.size();

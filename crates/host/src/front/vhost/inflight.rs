@@ -126,7 +126,7 @@ impl Area {
             return Err(wrong("the in-flight area is larger than its file"));
         }
         if rustix::fs::fstatfs(file)?.f_type as u64 & u64::from(u32::MAX) != 0x0102_1994 {
-            return Err(wrong("the in-flight area is no file in memory"));
+            return Err(wrong("the in-flight area is not a file in memory"));
         }
         let mapped = (length as usize).next_multiple_of(PAGE);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);

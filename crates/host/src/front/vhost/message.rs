@@ -31,7 +31,7 @@ pub enum MessageError {
     #[error("the socket: {0}")]
     Socket(#[from] io::Error),
     /// An invalid header.
-    #[error("no message of vhost-user: request {request}, flags {flags:#x}, {length} bytes")]
+    #[error("not a message of vhost-user: request {request}, flags {flags:#x}, {length} bytes")]
     Header {
         /// The number of the request.
         request: u32,

@@ -35,7 +35,7 @@ pub struct Sessions {
 /// A session that may have ended.
 type Started = (Weak<Link>, Weak<Mutex<Session>>);
 
-/// Sessions that handle no message while this value exists.
+/// The sessions that an upgrade is to pass on; see [`Paused::with_states`].
 pub struct Paused(Vec<Arc<Mutex<Session>>>);
 
 impl Sessions {
@@ -118,8 +118,7 @@ impl Sessions {
         self.run(session)
     }
 
-    /// Stops all sessions from handling messages while the result exists. Sessions that are
-    /// handling a message now are left out, and end with this program.
+    /// The present sessions, which [`Paused::with_states`] pauses.
     pub fn pause(&self) -> Paused {
         let all = lock(&self.all);
         Paused(all.iter().filter_map(|(_, session)| session.upgrade()).collect())
@@ -196,7 +195,8 @@ impl Sessions {
 }
 
 impl Paused {
-    /// Calls `act` with the state of the sessions, none of which handles a message during the call.
+    /// Calls `act` with the state of the sessions, none of which handles a message during the
+    /// call. A session that is just handling a message is left out, and ends with this program.
     pub fn with_states<T>(&self, act: impl FnOnce(Vec<LeftSession>) -> T) -> T {
         let guards: Vec<_> = self.0.iter().filter_map(|session| session.try_lock().ok()).collect();
         act(guards.iter().map(|session| session.left()).collect())

@@ -108,7 +108,7 @@ impl Target {
             (false, _) => None,
             (true, None) => {
                 return Err(
-                    "with TLS the URI says where certificates are: …?tls-certificates=DIRECTORY"
+                    "with TLS the URI names the directory of certificates: …?tls-certificates=DIRECTORY"
                         .into(),
                 );
             }
@@ -282,7 +282,7 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
         match answer(stream)? {
             (rep::ACK, _) => {
                 return size
-                    .ok_or_else(|| invalid("the server did not say how large the export is"));
+                    .ok_or_else(|| invalid("the server did not send the size of the export"));
             }
             (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
                 size = data[2..10].try_into().ok().map(u64::from_be_bytes);

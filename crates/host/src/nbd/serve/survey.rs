@@ -108,8 +108,8 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
 
 fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
     if let Err(error) = step_back() {
-        tracing::debug!(%error, "the thread that queries file systems does not step back behind \
-         shards");
+        tracing::debug!(%error, "cannot lower the CPU priority of the thread that queries file \
+         systems");
     }
     for asked in asked {
         let &Question { file, offset, length, most, .. } = &asked.question;

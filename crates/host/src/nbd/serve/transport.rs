@@ -164,14 +164,14 @@ impl Incoming {
         }
         let Some(tls) = &mut self.tls else { return Ok(false) };
         tls.decrypt()?;
-        // The only error here means that there is no plain text yet.
+        // An error only means that there is no plain text now.
         let count = tls.session.reader().read(&mut self.plain[self.end..]).unwrap_or(0);
         self.end += count;
         Ok(count > 0)
     }
 
-    /// A receive operation for at most as many bytes as make `most` bytes waiting to be consumed
-    /// (without TLS), or as the buffer has space for.
+    /// A receive operation for as many bytes as the buffer has space for. Without TLS it is also
+    /// limited so that at most `most` bytes wait to be consumed.
     pub(super) fn receive(&mut self, fd: types::Fd, most: usize) -> Option<squeue::Entry> {
         let waiting = self.bytes().len();
         // At least one byte is received: a receive of 0 bytes would return 0, like the end of the

@@ -150,7 +150,7 @@ pub enum ExportsError {
     #[error("an export needs a name")]
     EmptyName,
     /// Two exports have the same name.
-    #[error("export {name:?} is there twice: give one of the two another name")]
+    #[error("export {name:?} exists twice: rename one of the two")]
     Twice {
         /// The name.
         name: String,

@@ -91,15 +91,15 @@ pub enum HandshakeError {
     /// Too many handshakes were in progress. This client had been silent for longest, so its
     /// connection was closed in favour of a new one.
     #[error(
-        "the client was silent for longest of the {0} whose handshakes were under way when another \
-         one came"
+        "{0} handshakes were in progress when another client connected, and this client had been \
+         silent for longest"
     )]
     Crowded(usize),
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
     /// The client disconnected in the middle of a message.
-    #[error("client left in the middle of the handshake")]
+    #[error("client disconnected during the handshake")]
     Hangup,
     /// The TLS handshake failed.
     #[error("TLS handshake failed: {0}")]
@@ -494,7 +494,7 @@ impl<'a> Server<'a> {
         let refused = |reason| Err(HandshakeError::Refused { option, reason });
         // The specification forbids this option to clients that have negotiated extended headers.
         if self.agreed.extended {
-            return refused("extended headers go with GO only");
+            return refused("with extended headers an export can only be opened by GO");
         }
         if name.len() > MAX_STRING {
             return refused("the name is too long");

@@ -72,7 +72,7 @@ pub enum TlsError {
         path: PathBuf,
     },
     /// A file is damaged.
-    #[error("the {what} {} is damaged ({reason}); make it anew or copy it again", path.display())]
+    #[error("the {what} {} is damaged ({reason}); create or copy it again", path.display())]
     Damaged {
         /// The kind of the file.
         what: &'static str,
@@ -110,7 +110,7 @@ pub enum TlsError {
         bits: usize,
     },
     /// The certificate of the authority that signs the peer's certificates is refused.
-    #[error("{} cannot be the authority for the other side's certificates: \
+    #[error("{} cannot be the authority for the peer's certificates: \
      {reason}", path.display())]
     Authority {
         /// The file.
@@ -280,8 +280,8 @@ fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
 fn check_length(certificate: &CertificateDer<'_>) -> Result<(), String> {
     match rsa_bits(certificate) {
         Some(bits) if !RSA_CLIENTS.contains(&bits) => Err(format!(
-            "it has an RSA key of {bits} bits, and {} to {} are taken: make it for a longer key, or \
-             for ECDSA (P-256, P-384) or Ed25519",
+            "it has an RSA key of {bits} bits, and {} to {} are accepted: make it for another \
+             key length, or for ECDSA (P-256, P-384) or Ed25519",
             RSA_CLIENTS.start(),
             RSA_CLIENTS.end()
         )),

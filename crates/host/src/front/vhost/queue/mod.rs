@@ -9,7 +9,7 @@
 //! functions.
 //!
 //! **Untrusted guests.** Each field of a ring is read once. A chain has at most as many descriptors
-//! as the queue, or [`CHAIN`] of them in an indirect table, so a loop ends in a [`Fault`], and so
+//! as the queue, or `CHAIN` of them in an indirect table, so a loop ends in a [`Fault`], and so
 //! does every address outside the guest's memory. After a fault the queue is not used again.
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (the guest's
@@ -79,10 +79,10 @@ pub enum Fault {
     #[error("a descriptor has no bytes")]
     Empty,
     /// The guest makes a chain available that the device already has.
-    #[error("buffer {0} is handed over twice, or does not exist")]
+    #[error("buffer {0} is made available twice, or does not exist")]
     Buffer(u16),
     /// The ring of available buffers holds more chains than its size.
-    #[error("the ring of available buffers has moved by {0}, which is more than its size")]
+    #[error("the available index has advanced by {0}, more than the queue's size")]
     Jump(u16),
     /// A chain without the parts of a request.
     #[error("a request has no header or no byte for its status")]
