@@ -103,8 +103,8 @@ where
         self.weights
     }
 
-    /// Sets the weights of the device's classes as the policy requires, even if they seem to have
-    /// them.
+    /// Sets the weights of the device's classes as the policy requires, whatever their present
+    /// weights.
     pub fn fit(&mut self) -> Result<(), ControlError> {
         self.weights = None;
         self.pass_weights()

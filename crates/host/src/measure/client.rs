@@ -85,7 +85,7 @@ pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Res
     Watch::new(&clock).wait(begins_ns, &mut step);
     let mut watch = Watch::new(&clock);
     // The window of the measurement is fixed in advance. If a stall begins in the warm-up, only its
-    // part after the warm-up counts, so the watch starts at the window's begin.
+    // part after the warm-up counts, so the watch starts with the window.
     watch.note(begins_ns);
     let usage = Usage::now();
     watch.wait(ends_ns, &mut step);

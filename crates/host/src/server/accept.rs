@@ -193,7 +193,7 @@ impl ControlThread<'_> {
     }
 
     /// Sets up all listeners, each with an accepting task. A message on `over` means that the
-    /// server shall end, since its only connection has ended.
+    /// connection on standard input has ended, and the server with it.
     pub(super) fn open(
         &mut self,
         over: &mpsc::Sender<()>,

@@ -216,8 +216,8 @@ pub trait Admin {
     fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError>;
     /// Sets the tenant of clients that name no export.
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
-    /// The size of a file at the last check (one a second), in bytes; `None` for a device without
-    /// files.
+    /// The size of a file at the last check (one a second), in bytes; `None` unless the device
+    /// is a file device.
     fn size_of(&self, file: u16) -> Option<u64>;
     /// Changes the settings of tenants, for requests that arrive from now on
     /// ([`TenantSettings::updated`]). Each tenant is updated or refused independently; if one of

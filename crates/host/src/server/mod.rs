@@ -485,7 +485,7 @@ struct Server {
     sessions: Sessions,
     /// The guests that are attached by vfio-user.
     controllers: Controllers,
-    /// The bounded places of the queues of vfio-user controllers.
+    /// The bounded places of the queues of guests and block devices.
     places: Arc<Places>,
     /// Sends messages of their sessions to the shards.
     to_guests: sessions::Send,
@@ -596,8 +596,8 @@ impl Timers {
     }
 }
 
-/// Accepts clients, calls `tick`, reports, and carries out requests, until a signal comes or a
-/// drain has no client left.
+/// Accepts clients, calls `tick`, reports, and carries out requests, until a signal comes, a drain
+/// has no client left, or the connection on standard input has ended.
 async fn run(
     control: &mut ControlThread<'_>,
     clock: Clock,

@@ -20,7 +20,7 @@ use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
 
-/// The counts of policies: how often ports were throttled, and how often they woke each other.
+/// The counts of policies: how often ports were throttled, were blocked, and woke each other.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct PolicyCounts {
     pub(super) throttles: u64,

@@ -104,7 +104,7 @@ pub struct Timeouts {
     /// bound, a slow store would delay the tenants of all stores.
     pub change: Duration,
     /// The longest time that a request waits for writes of an earlier connection to the same bytes.
-    /// It is longer than a kernel's command timeout of 30 s and the retry that follows it.
+    /// The default is longer than a kernel's command timeout of 30 s and the retry that follows it.
     pub overlap: Duration,
     /// The longest time for which a call of the control socket waits for a file system.
     pub call: Duration,

@@ -2,8 +2,8 @@
 //!
 //! One turn (iteration) of the loop ([`Shard::run`]) handles events, messages, completions and
 //! arrivals, sends replies, issues requests while the port returns some, submits them to the
-//! device, delivers wake-ups and parks. Shards share nothing but the policy's shared state and the
-//! [`Wakers`].
+//! device, delivers wake-ups and parks. Shards share only the policy's state, the [`Wakers`] and
+//! the accounts in [`Common`].
 //!
 //! **Waking a shard** is the task of [`Wakers`]. A shard parks when it has nothing to do. If
 //! another shard runs and may wake it, it first polls for the wake-up for a bounded time (see

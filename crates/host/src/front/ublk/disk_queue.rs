@@ -162,7 +162,7 @@ pub struct Queue {
     is_halted: bool,
     /// The number of orders in flight, at most [`QUEUE_TAGS`].
     outstanding: usize,
-    /// Orders its requests after those of the tenant's other clients.
+    /// The queue as a client of the tenant's fence, which orders the requests of different clients.
     client: Client,
     /// Whether the first arrived request waits for requests of a disconnected client, and for how
     /// many seconds it has waited.

@@ -60,7 +60,7 @@ impl Link {
         lock(&self.size)
     }
 
-    /// Notifies the guest that the configuration or the status has changed.
+    /// Notifies the monitor that the configuration or the status has changed.
     pub(super) fn notify(&self) {
         let back = lock(&self.back);
         if let Some(channel) = &*back

@@ -35,7 +35,7 @@ const MEMORY: u64 = 8 * RINGS;
 const TAGS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The features in which the tests differ; all tests use the others.
+/// The feature bits that the tests negotiate.
 const VERSION_1: u64 = 1 << 32;
 const PROTOCOL: u64 = 1 << 30;
 const EVENT_INDEX: u64 = 1 << 29;

@@ -19,7 +19,7 @@ pub(super) enum Reply {
     Header(HeaderBuf),
     /// A header, followed by the data.
     Data(HeaderBuf),
-    /// A reply with its own bytes.
+    /// A complete reply in memory of its own.
     Bytes(Box<[u8]>),
 }
 

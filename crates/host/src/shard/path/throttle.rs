@@ -11,7 +11,7 @@ use crate::io::ring::Ring;
 use crate::shard::dirty::Round;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Submits a request that has arrived to the port, unless it has to wait.
+    /// Submits an arrived request to the port, unless it has to wait.
     #[inline]
     pub(super) fn admit(
         &mut self,
@@ -93,7 +93,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         span.max(end.saturating_sub(offset))
     }
 
-    /// Submits the waiting writes that may now be admitted to the port.
+    /// Submits to the port the waiting writes that may now be admitted.
     #[inline]
     pub fn unthrottle(&mut self, now_ns: u64, ring: &mut Ring) {
         if self.throttled_count > 0 && self.throttle_seen != self.dirty.changes() {
