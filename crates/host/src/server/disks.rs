@@ -1,5 +1,4 @@
-//! The block devices of tenants (ublk), and the thread that creates and deletes them for the
-//! server.
+//! The block devices of tenants (ublk), and the thread that creates and deletes them.
 //!
 //! **Model.** The control thread sends the list of desired devices ([`Wanted`]) each time it may
 //! have changed. The thread compares it with the existing devices, and adds, recovers, resizes,
@@ -325,8 +324,7 @@ impl Maker {
         let number = match left {
             Some((number, _)) => {
                 self.recover(number, want)?;
-                // The kernel announces no new device here, so udev does not set the owner; `link`
-                // does.
+                // The kernel announces no new device, so `link` and not udev sets the owner.
                 self.link(number, None, want);
                 number
             }
@@ -393,8 +391,7 @@ impl Maker {
         let file = loop {
             match File::options().read(true).write(true).open(&path) {
                 Ok(file) => break Arc::new(file),
-                // udev may not have set the device's owner yet, or the earlier server may still
-                // have it open.
+                // udev may not have set the owner yet, or the earlier server may have it open.
                 Err(error) if Instant::now() > deadline => return Err(error),
                 Err(_) => std::thread::sleep(PAUSE),
             }
@@ -402,8 +399,7 @@ impl Maker {
         let (reply, replies) = channel();
         let attachment = Attachment::new(self.places.clone());
         let shard_of = |queue: u16| usize::from(queue) % self.shards;
-        // All places are reserved first, because a device is served by all of its queues or by
-        // none.
+        // All places come first: a device is served by all of its queues or by none.
         let places = (0..queues).map(|queue| attachment.take(shard_of(queue)));
         let places = places.collect::<Result<Vec<_>, _>>().map_err(io::Error::other)?;
         for (queue, place) in (0..queues).zip(places) {

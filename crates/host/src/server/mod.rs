@@ -338,13 +338,11 @@ pub fn serve(
         common.weights.set(flow.slot() as u16, tenant.settings.weight);
     }
     match &before {
-        // The files stayed open across the upgrade, so the next flush reports their write-back
-        // errors.
+        // The files stayed open, so the next flush reports their write-back errors.
         Some(before) => {
             before.state.resume_data(&tenants, &common.write_back, &common.fences);
         }
-        // Writes that a previous server did not flush may be lost, and no client has received an
-        // error.
+        // Unflushed writes of a previous server may be lost without an error to a client.
         None => {
             for (file, error) in device.sync() {
                 common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
@@ -647,12 +645,10 @@ async fn run(
             Some(ask) = asked.recv() => Event::Asked(ask),
             _ = hangup.recv() => Event::Reload,
             _ = reload.tick(), if is_reloading => Event::Reload,
-            // Nothing to do here: the loop's condition checks whether the last client has
-            // disconnected.
+            // The loop's condition checks whether the last client has disconnected.
             _ = drain.tick(), if control.drain == Drain::Waiting => Event::Nothing,
             _ = chores.tick(), if control.has_chores() => Event::Chores,
-            // The shards do not notify the control thread when all of them have arrived at the
-            // barrier, so `tick` checks it.
+            // The shards do not notify this thread of the end of a change, so `tick` checks.
             _ = change.tick(), if control.leaving.is_some() => Event::Tick,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
@@ -720,8 +716,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
-            // Requests on a device that hangs cannot be cancelled, and waiting for them would not
-            // end.
+            // Requests on a device that hangs can neither be cancelled nor awaited.
             tracing::error!(
                 "ending with requests that the storage has not answered: data acknowledged as \
                  durable are safe, other written data may be lost; check the device"

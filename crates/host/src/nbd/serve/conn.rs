@@ -271,8 +271,7 @@ impl Conn {
         self.receive(ring);
     }
 
-    /// Whether the connection has orders to submit and is not yet queued for its turn; it then
-    /// counts as queued.
+    /// Whether it has orders to submit and is not yet queued for its turn; it then is queued.
     pub fn wants_turn(&mut self) -> bool {
         !self.to_submit.is_empty() && !std::mem::replace(&mut self.has_turn, true)
     }
@@ -358,8 +357,7 @@ impl Conn {
         self.is_bulky = false;
         self.was_used = true;
         if let Err(error) = validate(&request, &self.negotiated) {
-            // The client sends the payload of a refused write anyway, and the next header follows
-            // it.
+            // The client sends the payload of a refused write anyway, before its next header.
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
         let Some(index) = self.free.pop() else {
@@ -460,8 +458,7 @@ impl Conn {
         let op = &mut self.ops[usize::from(index)];
         op.is_asked = false;
         let request = op.request;
-        // The protocol requires at least one extent. Without one, as after a failure, the reply is
-        // `EIO`.
+        // The protocol requires an extent. Without one, as after a failure, the reply is `EIO`.
         let reply = extents.ok().and_then(|extents| {
             let context = self.negotiated.base_allocation?;
             let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
@@ -644,8 +641,7 @@ impl Conn {
         !self.to_submit.is_empty() || !self.behind.is_empty() || self.gate.is_some()
     }
 
-    /// Sends the outbox: immediately if the socket accepts it, otherwise when the socket is
-    /// writable.
+    /// Sends the outbox: at once, or otherwise when the socket is writable.
     fn send(&mut self, ring: &mut Ring) {
         match self.outbox.send_now(&self.fd, self.incoming.tls()) {
             Ok(true) => {
@@ -687,8 +683,7 @@ impl Conn {
         let payload = match self.intake {
             // A socket that is not read fills, and its client waits: this is the back pressure.
             Intake::Stalled(_) if !self.reads_ahead && !self.is_unread => return,
-            // TLS has to decrypt first, and bytes that wait in `incoming` precede the bytes in the
-            // socket.
+            // TLS has to decrypt first, and bytes in `incoming` precede those in the socket.
             Intake::Payload { op }
                 if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
             {
@@ -765,8 +760,7 @@ impl Conn {
             }
             // The connection has an event, so the next `arrivals` starts another receive.
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
-            // The time limit of the pause expired, which cancels the receive that is linked to the
-            // pause.
+            // The time limit of the pause expired, which cancels the linked receive.
             errno if errno == -libc::ECANCELED => self.pacing.gave_up(),
             // The connection was reset: no bytes follow those already received.
             errno if errno < 0 => {

@@ -238,8 +238,7 @@ where
     Err(HandshakeError::TooManyOptions)
 }
 
-/// Sends the greeting and reads the client's flags; `None` if the client disconnects at once, like
-/// a port scanner.
+/// Sends the greeting and reads the client's flags; `None` if the client disconnects instead.
 async fn greet<S>(stream: &mut Stream<S>) -> Result<Option<u32>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -479,8 +478,7 @@ impl<'a> Server<'a> {
             None if option == opt::EXPORT_NAME => {
                 Err(HandshakeError::Refused { option, reason: "the name is too long" })
             }
-            // `ABORT` is obeyed even if its data are too long; the client disconnects before the
-            // next header.
+            // `ABORT` is valid even if its data are too long; no further option follows.
             Some(_) => Ok(()),
             None => {
                 self.error(option, rep::ERR_TOO_BIG, "the data of the option are too long");
@@ -631,8 +629,7 @@ impl<'a> Server<'a> {
         let Ok(index) = self.find(request.name) else {
             return self.not_found(option, Access::Denied);
         };
-        // The specification says that no query, or `base:` alone, lists all contexts and selects
-        // none.
+        // By the specification, no query or only `base:` lists all contexts and selects none.
         let all = !set && (request.queries == 0 || request.base_wildcard);
         if all || request.base_allocation {
             // In a listing the context's number is reserved and must be zero.
