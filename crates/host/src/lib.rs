@@ -1,6 +1,6 @@
 //! The Linux side of fairq: shards, devices, buffers and front ends.
 //!
-//! | room | what it holds |
+//! | module | content |
 //! |---|---|
 //! | [`io`] | the ring, memory that the kernel reads and writes, wake-ups between threads |
 //! | [`observe`] | counters, latencies, recorded requests, interference, limits of the log |
@@ -10,7 +10,7 @@
 //! | [`server`] | sockets, bounds of connections, tenants; the control thread |
 //! | [`measure`] | load on shards, and a client of NBD servers, for `fairq bench` |
 //!
-//! All `unsafe` code of the project is in this crate, each block with its argument.
+//! All `unsafe` code of the project is in this crate; each block explains why it is sound.
 
 pub mod device;
 pub mod front;
