@@ -485,11 +485,11 @@ mod tests {
         );
         assert_eq!(
             error("name = \"a\"\ndepth = 0"),
-            "my.toml: tenant a: depth, sizes and how often they are chosen must be above 0"
+            "my.toml: tenant a: depth, sizes and their frequencies must be above 0"
         );
         assert_eq!(
             error("name = \"a\"\ncores = [99]"),
-            "my.toml: tenant a: a thread on port 99 of 8"
+            "my.toml: tenant a: a thread is on port 99, but there are 8 ports"
         );
         assert!(
             read("device = \"z-ssd\"\nduration = \"1s\"")
