@@ -1,6 +1,6 @@
-//! `[host]` of a scenario: a machine whose CPUs take time. It begins as one of the papers'
-//! machines, by default the first of them, and the other keys override its values.
-//! `fairq_sim::host` explains each number, and the source of the papers' machines.
+//! `[host]` of a scenario: a machine whose CPUs take time. Its values are those of one of the
+//! papers' machines (by default the first), unless other keys override them. `fairq_sim::host`
+//! explains each number, and the source of the papers' machines.
 
 use fairq_config::units::{Factor, Nanos};
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
