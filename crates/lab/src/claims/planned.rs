@@ -69,8 +69,8 @@ impl Planned {
         Ok(Planned { policy: policy.subject(&scenario)?, scenario, made, run: OnceCell::new() })
     }
 
-    /// The same run with one tenant alone, on its own cores or, if `is_packed`, on as many cores as
-    /// it has threads.
+    /// The same run with one tenant alone, on its own cores or, if `is_packed`, on at most as many
+    /// cores as it has threads.
     pub(super) fn alone(mut self, tenant: usize, is_packed: bool) -> Result<Self, String> {
         let scenario = &mut self.scenario;
         if tenant >= scenario.tenants.len() {

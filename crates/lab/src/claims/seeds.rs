@@ -4,8 +4,8 @@
 //! 0043). A measurement is a text with figures in it. [`told`] combines the texts of all seeds: if
 //! they differ only in figures, each figure becomes its median with the least and the greatest
 //! value in brackets, with the same number of digits. For N seeds these two values enclose the
-//! median over all possible seeds with a probability of `1 - 2^(1 - N)`, for any distribution: 99.8
-//! % for ten.
+//! median over all possible seeds with a probability of `1 - 2^(1 - N)`, for any distribution:
+//! 99.8 % for ten.
 //!
 //! Example: `0.56 (sum 3)`, `0.58 (sum 3)`, `0.61 (sum 3)` become `0.58 [0.56 to 0.61] (sum 3)`.
 

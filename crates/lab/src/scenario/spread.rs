@@ -47,8 +47,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_students() {
-        // An example of textbooks: 10 values with a standard deviation of 2 give 2.262 * 2 /
-        // sqrt(10).
+        // An example of textbooks: 10 values with a standard deviation of 2; 2.262 * 2 / sqrt(10).
         let values = [8.0, 12.0, 8.0, 12.0, 8.0, 12.0, 8.0, 12.0, 10.0, 10.0];
         let Spread { mean, half } = Spread::of(&values);
         let deviation = (32.0_f64 / 9.0).sqrt();

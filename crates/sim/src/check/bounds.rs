@@ -2,8 +2,8 @@
 //! that they receive differ by no more than a bound. With `l` the largest service per weight of one
 //! request, in units of virtual time:
 //!
-//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (The paper states it for D
-//!   = 1. For services counted at dispatch its proof does not depend on D: requests dispatched
+//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (The paper states it for a
+//!   D of 1. For services counted at dispatch its proof does not depend on D: requests dispatched
 //!   between two moments have start tags from the virtual time of the first moment up to T after
 //!   the virtual time of the second one, and all requests with earlier start tags have been
 //!   dispatched.)
