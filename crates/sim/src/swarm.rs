@@ -110,9 +110,8 @@ pub fn older_policy(seed: u64) -> AnySubject {
 }
 
 /// Another policy for the scenario of a seed: MQFQ or D2FQ to the letter of its paper, made of any
-/// of the parts that the paper compares. (The part
-/// `SlotKind::TokenPath` is never drawn, because with it requests may
-/// wait for ever.)
+/// of the parts that the paper compares. (`SlotKind::TokenPath` is never drawn, because with
+/// it requests may wait for ever.)
 pub fn papers_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 2);
     if random.one_in(4) {
