@@ -1,4 +1,4 @@
-"""A sweep on a cluster, of which a worker is killed on the way."""
+"""A sweep on a cluster, one of whose workers is killed during the sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_worker_that_is_killed_changes_nothing() -> None:
             killed = threading.Event()
 
             def kill() -> None:
-                # Some work is done and some is not.
+                # At this moment only a part of the work is done.
                 while not any(client.has_what().values()):
                     time.sleep(0.01)
                 os.kill(next(iter(pids.values())), signal.SIGKILL)

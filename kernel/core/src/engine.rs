@@ -1,4 +1,4 @@
-//! A scheduler and its ports as C holds them, and the table of schedulers.
+//! The engine behind C's pointer, which is a scheduler with its ports, and the table of schedulers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -65,7 +65,7 @@ fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Li
     Ok(Box::new(Made { policy, ports, root }))
 }
 
-/// MQFQ that keeps slots for flows that come back.
+/// MQFQ that keeps slots free for flows that are about to send again.
 type Mqfq = mqfq::Entry<false, true>;
 
 /// The type that all policies behind a lock share, so that their verbs are compiled once.
@@ -115,7 +115,7 @@ macro_rules! schedulers {
     };
 }
 
-// A scheduler is added by a line here; the module's aliases are in ../module/main.c.
+// To add a scheduler, add a line here, and an alias in ../module/main.c.
 schedulers! {
     "mqfq": Mqfq, Mqfq, "slots";
     "mqfq-serial": Mqfq, mqfq::Entry<true, true>, "slots";

@@ -3,8 +3,8 @@
 //! `module/core.h` declares these functions; the two are changed together.
 //!
 //! **Duties of C.** Each port has a lock that C holds with interrupts off around every function
-//! that takes a port. The locks inside are the kernel's and switch interrupts off themselves.
-//! `fairq_core_new` may sleep.
+//! that takes a port. The schedulers' own locks are spin locks of the kernel, and switch interrupts
+//! off themselves. `fairq_core_new` may sleep.
 //!
 //! **Guarantees.** Outside of `table`, no function but `fairq_core_new` allocates or can panic. All
 //! memory is lent by C (`fairq_core_lend`). The memory in which an engine was built belongs to the
@@ -159,7 +159,7 @@ unsafe extern "C" fn fairq_core_submit(
         };
         let mut woken = PortSet::EMPTY;
         let mut said = port.submit(now_ns, &request(order.flow.flow()), &mut woken);
-        // The request belongs to a cgroup that is gone, for instance a late writeback.
+        // The request's cgroup has been removed, as in a late writeback, so root is charged.
         if said == Err(SubmitError::NoSuchFlow) {
             said = port.submit(now_ns, &request(made.root), &mut woken);
         }
@@ -172,7 +172,7 @@ unsafe extern "C" fn fairq_core_submit(
     })
 }
 
-/// Gives the next step of a port.
+/// Returns the next step of a port.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -219,7 +219,7 @@ unsafe extern "C" fn fairq_core_complete(
     });
 }
 
-/// Takes back an issued request that the device has not begun. Returns 0: staged again; 1: to be
+/// Requeues an issued request that the device has not begun. Returns 0: staged again; 1: to be
 /// issued at once; negative: it was not issued.
 ///
 /// # Safety
@@ -296,7 +296,7 @@ unsafe extern "C" fn fairq_core_cancel(
     })
 }
 
-/// Whether `fairq_core_next` may have a request or a time to wait until.
+/// Whether `fairq_core_next` may return a request or a time until which to wait.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -306,7 +306,7 @@ unsafe extern "C" fn fairq_core_has_work(engine: &Engine, port: u32) -> bool {
     with!(engine, made => unsafe { made.port(port) }.is_some_and(|port| port.has_work()))
 }
 
-/// Whether a flow may have another request on this port; a limit leaves tags to other flows.
+/// Whether a flow may have another request on this port; the limit leaves tags for other flows.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -360,7 +360,7 @@ unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Wei
         *to = (from.flow.flow(), weight(from.of_256ths));
     }
     let weights = &weights[..weighed.len().min(WEIGHTS)];
-    // This is a change of computed weights, so measurements of the flows continue.
+    // The weights are computed from those of cgroups and change often, so measurements continue.
     with!(engine, made => made.policy.set_weights(weights));
 }
 
@@ -436,8 +436,8 @@ unsafe extern "C" fn fairq_core_tell_flow(
     };
 }
 
-/// The numbers behind the port's last decision: about this request, or with `u32::MAX` about why
-/// none may be issued.
+/// The numbers behind the port's last decision about this request or, for `u32::MAX`, behind its
+/// decision to issue none.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.

@@ -1,8 +1,7 @@
-//! The schedulers and their knobs as C reads them: names, values as text, and the change that each
-//! knob makes.
+//! The schedulers and their knobs for C: names, values as text, and the effect of each knob.
 //!
-//! `module/core.h` declares these functions. All of them may sleep: lists of knobs are built in
-//! memory.
+//! `module/core.h` declares these functions. All of them may sleep, because they allocate lists of
+//! knobs.
 
 use core::fmt::Write;
 
@@ -229,8 +228,8 @@ unsafe extern "C" fn fairq_core_value(
     text.length
 }
 
-/// The change that setting a knob makes to a running scheduler. `is_given`: to this value,
-/// otherwise to the default.
+/// The change that setting a knob makes to a running scheduler. With `is_given` the knob is set to
+/// this value, otherwise to its default.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_change(
     number: u32,
