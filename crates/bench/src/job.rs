@@ -374,8 +374,8 @@ mod tests {
         );
         assert_eq!(
             refusal("db=latency:0"),
-            "tenant db: latency 0ns is not from 1ns to 1h: write what its requests may take, as \
-             in 200us, or leave it out"
+            "tenant db: latency 0ns is not from 1ns to 1h: write the time that a request may take, \
+             as in 200us, or leave it out"
         );
         assert_eq!(
             refusal("db=size:4k,bs:64k"),

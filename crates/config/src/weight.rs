@@ -150,8 +150,8 @@ impl Cgroups {
         let name = below(&self.root, path).join("io.max");
         let place = self.root.join(&name);
         let refuse = |error: io::Error| format!("cgroup: {}: {error}", place.display());
-        // The root has no `io.max`, and neither has a cgroup whose parent hands on no I/O: they
-        // have no caps.
+        // The root has no `io.max`, and neither has a cgroup whose parent does not enable the io
+        // controller for it. They have no caps.
         let text = match open_below(&self.root, &name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(IoMax::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
