@@ -115,10 +115,9 @@ fn report(
         return write_out(&serde_json::to_string_pretty(&object)?);
     }
     let mut text = points_table(&points);
-    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be \
-     told from outside and \
-             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, \
-             protection against power loss.\n\
+    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Assumed, \
+             because it cannot be measured from outside:\npages, channels, buffer, the cost of \
+             clearing old data, queues, WRR, protection against power loss.\n\
              (WRR: the kernel's driver does not use it, and a block device shows neither classes \
              nor whether the controller \
              offers any.)\n\n";

@@ -10,7 +10,7 @@ pub(super) const MAX_QUEUES: usize = 64 * 64;
 pub(super) struct Ring {
     active: Box<[u64]>,
     summary: u64,
-    /// The queue served last.
+    /// The queue that was served most recently.
     current: usize,
     /// The commands that it may still start before the next queue.
     left: u32,

@@ -21,9 +21,9 @@ use crate::profile::Profile;
 pub(super) enum Work {
     /// A program of `bytes` bytes of the buffer, from `position` in the order of writing.
     Program { bytes: u32, position: u64 },
-    /// A page that is still valid, out of a block to be erased.
+    /// A move of a page that is still valid, out of a block that will be erased.
     Move,
-    /// A block.
+    /// The erase of a block.
     Erase,
 }
 
