@@ -47,7 +47,7 @@ const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 const INTERVALS_MAX: u128 = 1_000_000;
 /// The most memory of all jobs' buffers, in bytes.
 const MEMORY_MAX: u64 = 8 << 30;
-/// Memory that is taken between two updates of the progress, in bytes.
+/// Memory that is allocated between two updates of the progress, in bytes.
 const MEMORY_AT_ONCE: u64 = 32 << 20;
 /// The fraction of the time that shards may wait for their CPUs without a warning: a machine always
 /// has some other work.
@@ -98,7 +98,7 @@ impl Plan {
 /// Runs and reports.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
-    // Standard output has only the JSON then.
+    // With the JSON on standard output nothing else is printed there.
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
     // Opened before the device and the run, so that a path that cannot be written costs no
     // measurement.
@@ -189,7 +189,10 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let (warmup, measured) = (duration(args.warmup, ramp, 1), duration(args.seconds, runtime, 10));
     let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
     if times.measured < Duration::from_millis(10) {
-        return Err(Refusal::new("seconds: less than 10 ms says nothing: write --seconds 10, say"));
+        return Err(Refusal::new(
+            "seconds: less than 10 ms is too short to measure: write --seconds \
+                                 10, say",
+        ));
     }
     if let Some(uri) = &args.connect {
         let target =
@@ -244,9 +247,9 @@ fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     }
     match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --moves a job starts afresh on each shard, where its place in a \
-             sequence, its rate and its \
-             pauses are not known: use rw:randread or rw:randwrite without rate and think, or \
+            "tenant {}: with --moves a job starts afresh on each shard, where its position in a \
+             sequence, its rate and its pauses are lost: use rw:randread or rw:randwrite without \
+             rate and think, or \
              leave out --moves",
             job.name
         ))),
@@ -292,7 +295,7 @@ fn interval(
         return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
     };
     let interval = Duration::from_nanos(ns);
-    // Each job has a counter for every interval, in memory that is taken before the run.
+    // Each job has a counter for every interval, in memory that is allocated before the run.
     if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
         return Err(Refusal::new(format!(
             "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, \
@@ -378,7 +381,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!(
-            "{flag} is the server's matter with --connect: leave it out"
+            "{flag} applies to a device in this process, not to --connect: leave it out"
         )));
     }
     if let Some(job) = jobs.iter().find(|job| {
@@ -386,16 +389,16 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         is_placed || job.urgent || job.target.is_some() || !job.caps.is_empty()
     }) {
         return Err(Refusal::new(format!(
-            "tenant {}: latency, caps, group, reservation and urgent are the server's matter with --connect: leave \
-             them out, and give them to the tenant of fairq serve",
+            "tenant {}: with --connect the server decides latency, caps, group, reservation and \
+             urgent: leave them out, and set them for the tenant of fairq serve",
             job.name
         )));
     }
     let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
     match jobs.iter().find(comes_or_goes) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --connect every tenant is there all the time: leave out start and \
-             stop",
+            "tenant {}: with --connect every tenant is active for the whole run: leave out start \
+             and stop",
             job.name
         ))),
         None => Ok(()),
@@ -409,7 +412,7 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
     match jobs.iter().find(|job| job.read_percent < 100) {
         // A file that does not exist is made by the run, and has no data to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
-            "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
+            "tenant {} writes, and the data on {} would be lost: add --overwrite to allow this, or \
              use rw:randread",
             job.name,
             file.path.display()
@@ -484,8 +487,8 @@ impl Bench {
                 .map(|(_, &range)| range)
         };
         let total: u64 = written().map(|(_, size)| size).sum();
-        // The ranges may be all of a large device, of which a run uses a part: other programs would
-        // lack the memory that is taken for the rest.
+        // The ranges may cover a large device, while the run uses only a part of them: allocating
+        // all of them would take memory from other programs.
         if total > memory_available() / 2 {
             return Ok(());
         }
@@ -549,11 +552,11 @@ impl Bench {
             }
         };
         plausible::check(jobs, threads, limits, &measured)
-            .with_context(|| format!("the measurement of {label} is of no use"))?;
+            .with_context(|| format!("the measurement of {label} is not valid"))?;
         if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
             eprintln!(
-                "fairq: under {label} shards waited for their CPUs {} of the time, since others \
-                 have them: {CPU_CURE}",
+                "fairq: under {label} shards waited for their CPUs {} of the time, because other \
+                 programs used them: {CPU_CURE}",
                 show_percent(part)
             );
         }

@@ -132,7 +132,8 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let smallest = args.bs.iter().map(|size| size.0).min().unwrap_or(4096);
     let (unthrottled_iops, thresholds) = gauge.thresholds(slots, smallest)?;
     let enough = enough_threshold(&thresholds, gauge.enough * unthrottled_iops);
-    // The largest T comes nearest; the text below states that it was not enough.
+    // Without a sufficient T the largest one comes nearest; the text below states that it was not
+    // enough.
     let threshold = enough.unwrap_or(THRESHOLDS[THRESHOLDS.len() - 1]);
     let recommend = format!("mqfq:slots={slots},threshold={}", exact_size(threshold));
     let device = device.describe();
@@ -175,7 +176,7 @@ fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
             Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"))
         }
         _ if args.seconds.0 < 10_000_000 => Err(Refusal::new(
-            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+            "seconds: less than 10 ms a point is too short to measure: write --seconds 1, say",
         )),
         _ => Ok(()),
     }

@@ -53,7 +53,7 @@ fn seed(tenant: usize, copy: u16) -> u64 {
     (tenant as u64) << 16 | u64::from(copy)
 }
 
-/// A load that waits for its policy.
+/// A load that is complete except for its policy.
 pub(crate) struct Load<'a> {
     pub(crate) jobs: &'a [Job],
     /// Groups of tenants, outer ones first.
@@ -118,7 +118,7 @@ fn add_flow<L: Limits>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {
-                eprintln!("fairq: tenant {} runs without it: {error}", job.name);
+                eprintln!("fairq: tenant {} runs without this feature: {error}", job.name);
             }
             error => return Err(error),
         }

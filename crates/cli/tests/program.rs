@@ -217,7 +217,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["bench", "--connect", &uri, "--policy", "mqfq"],
             2,
-            "--policy is the server's matter".into(),
+            "--policy applies to a device in this process".into(),
         ),
         (
             vec!["bench", "--connect", &uri],
@@ -245,9 +245,15 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["bench", "--connect", &uri, "--path", "direct"],
             2,
-            "--path is the server's matter".into(),
+            "--path applies to a device in this process".into(),
         ),
-        (vec!["bench", "--connect", &uri, "--moves"], 2, "--moves is the server's matter".into()),
+        (
+            vec!["bench", "--connect", &uri, "--moves"],
+            2,
+            "--moves applies to a device in this \
+               process"
+                .into(),
+        ),
         (
             vec!["bench", "--moves", "--tenant", "a=rate:1M"],
             2,
@@ -272,7 +278,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
             2,
             "is for the scratch file in a directory".into(),
         ),
-        (vec!["device", "probe", file], 2, "less than 1M says nothing".into()),
+        (vec!["device", "probe", file], 2, "less than 1M is too small to measure".into()),
     ] {
         let output = run(&args);
         let heard = text(&output.stderr);

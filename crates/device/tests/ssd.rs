@@ -226,7 +226,7 @@ proptest! {
             prop_assert!(took_ns >= least_ns, "{arrival:?} took {took_ns} ns, less than \
              {least_ns}");
         }
-        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "the polls change it");
+        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "polls change it");
     }
 }
 

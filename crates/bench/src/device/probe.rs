@@ -47,7 +47,7 @@ const SMALLEST: u64 = 1 << 20;
 pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     if args.seconds.0 < 10_000_000 {
         return Err(Refusal::new(
-            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+            "seconds: less than 10 ms a point is too short to measure: write --seconds 1, say",
         )
         .into());
     }
@@ -63,7 +63,7 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let capacity = device.info().sizes.first().copied().unwrap_or(0);
     if capacity < SMALLEST {
         let text = format!(
-            "{}: has {}: less than 1M says nothing",
+            "{}: has {}: less than 1M is too small to measure",
             args.path.display(),
             exact_size(capacity)
         );
@@ -124,13 +124,12 @@ fn report(
     text += &costs.text();
     text += "\n";
     if !place.may_write {
-        text += "Writes were not measured and are taken to be like reads: give a directory for a \
-         scratch file, or \
-                 --overwrite\nif what is there may be lost.\n";
+        text += "Writes were not measured and are assumed to be like reads: give a directory for a \
+                 scratch file, or --overwrite\nif the data there may be lost.\n";
     }
     if place.has_holes {
-        text += "Parts of this file were never written: reading those does not reach the disk, so \
-         the figures are too good.\n";
+        text += "Parts of this file were never written: reads of these parts do not reach the \
+                 disk, so the figures are too good.\n";
     }
     text += &match &args.output {
         Some(path) => format!("\nWritten to {0}: fairq device show {0}", path.display()),

@@ -188,7 +188,7 @@ fn a_bench_does_not_overwrite_a_file_unless_allowed() {
     let refused = run(&[&args[..], &["a=rw:randwrite"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(
-        text(&refused.stderr).contains("add --overwrite if it may be"),
+        text(&refused.stderr).contains("add --overwrite to allow this"),
         "{}",
         text(&refused.stderr)
     );
