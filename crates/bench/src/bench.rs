@@ -190,8 +190,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
     if times.measured < Duration::from_millis(10) {
         return Err(Refusal::new(
-            "seconds: less than 10 ms is too short to measure: write --seconds \
-                                 10, say",
+            "seconds: less than 10 ms is too short to measure: write --seconds 10, say",
         ));
     }
     if let Some(uri) = &args.connect {

@@ -19,7 +19,7 @@ use crate::job::Job;
 
 /// The least time in nanoseconds that a thread takes to make a request and handle its completion.
 const LEAST_NS: f64 = 5.0;
-/// The relative error of latencies, which are recorded to two digits.
+/// The factor for the error of latencies, which are recorded to two digits.
 const SLACK: f64 = 1.05;
 /// The unit in which latencies are recorded, in nanoseconds.
 const UNIT_NS: f64 = 64.0;

@@ -242,10 +242,10 @@ mod tests {
     #[test]
     fn on_a_busy_machine_only_what_comes_out_is_believed() {
         assert!(verdict(&outcomes([1.0, 7.0, 30.0], 400.0)).contains("up to 30:1"));
-        assert!(verdict(&outcomes([1.0, 4.0, 9.0], 400.0)).contains(
-            "not known whether the classes differ: other programs had the CPU 400 \
-                           times"
-        ));
+        assert!(
+            verdict(&outcomes([1.0, 4.0, 9.0], 400.0))
+                .contains("whether the classes differ: other programs had the CPU 400 times")
+        );
         assert!(verdict(&outcomes([1.0, 4.0, 9.0], 10.0)).contains("do not differ"));
     }
 }
