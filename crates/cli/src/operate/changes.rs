@@ -25,7 +25,8 @@ pub(crate) struct Change {
 
 /// The keys in which `to` differs from `from`, in order; none is in force yet.
 pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
-    // Most of thousands of tenants are the same in both: only the others are written out.
+    // Of thousands of tenants most are equal in both configurations. Only the others are converted
+    // to text, because that is slow.
     let old = by_name(&from.tenant);
     let tables = to.tenant.iter().map(Spanned::get_ref);
     let same: HashSet<&str> = tables
@@ -60,8 +61,8 @@ fn compare(key: &str, from: Option<&Value>, to: Option<&Value>, changes: &mut Ve
     }
 }
 
-/// The tables whose entries are compared by name. By number, all tenants behind a removed one would
-/// differ.
+/// The tables whose entries are compared by name. Compared by their positions, all tenants after a
+/// removed one would differ.
 fn is_named(key: &str) -> bool {
     matches!(key, "tenant" | "group")
 }

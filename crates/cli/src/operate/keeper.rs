@@ -123,7 +123,7 @@ struct Writing {
     result: Option<Result<Record, String>>,
 }
 
-/// The record as it is in force, and the thread that writes it.
+/// The record in force, and the channel to the thread that writes records.
 pub(super) struct Keeper {
     path: Arc<str>,
     record: Arc<Record>,
@@ -131,7 +131,7 @@ pub(super) struct Keeper {
     done: Receiver<Result<Record, String>>,
     writing: Option<Writing>,
     queue: BTreeSet<Edit>,
-    /// Whether storage has a record with a change to be reverted.
+    /// Whether the record on storage contains a change that has to be reverted.
     is_stale: bool,
     /// Size of the pool's file at the last check for growth, in bytes.
     seen: u64,

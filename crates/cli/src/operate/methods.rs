@@ -106,8 +106,8 @@ impl Console {
         self.adding.result(spec, &what, complete)?
     }
 
-    /// Adds tenants, each given by its table and its completed form, at free places. The cost of a
-    /// call hardly depends on the number of tenants.
+    /// Adds tenants, each given by its table and its completed form, in free ranges. The tenants
+    /// are added together, because the cost of a call hardly depends on their number.
     pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,
@@ -160,7 +160,7 @@ impl Console {
         match admin.tenants().find(&new.name) {
             None => Ok(()),
             Some(_) => Err(Refusal::new(format!(
-                "{}: tenant {}: there is one already: remove it first or choose another name",
+                "{}: tenant {}: there is one already: remove that one first or choose another name",
                 new.origin, new.name
             ))),
         }
@@ -174,8 +174,8 @@ impl Console {
         new: &Tenant,
         gap: Option<Range>,
     ) -> Result<(server::Tenant, bool), Refusal> {
-        // A part of the shared file may hold another tenant's data; a file of the tenant's own was
-        // chosen for it.
+        // A range of the shared file may hold another tenant's data, so it is zeroed. A file of the
+        // tenant's own is not zeroed, because the operator chose it for the tenant.
         let (range, wipe) = match (&new.path, gap) {
             (Some(path), _) => (self.own_file(admin, new, path)?, false),
             (None, Some(range)) => (range, self.claim(new, &range)?),
@@ -301,13 +301,13 @@ impl Console {
                 if error.is_temporary() {
                     // The write goes on, and the keeper puts it in force when it ends.
                     return Fault::unfinished(format!(
-                        "{name} is removed; its range stays reserved until the device answers, \
-                         which it does not do now, and is free then"
+                        "{name} is removed; the device does not answer now, so the range stays \
+                         reserved until it does, and is free then"
                     ));
                 }
                 Fault::refused(format!(
-                    "{name} is removed, but its range stays reserved, until the same command \
-                     succeeds: {error}"
+                    "{name} is removed, but its range stays reserved; repeat the command to free \
+                     it: {error}"
                 ))
             })?;
         }
@@ -378,7 +378,7 @@ impl Console {
         }
     }
 
-    /// Changes keys of a tenant; `off` takes one away.
+    /// Changes keys of a tenant; the value `off` removes a key.
     pub(super) fn set(
         &mut self,
         admin: &mut dyn Admin,
