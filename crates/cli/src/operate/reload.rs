@@ -30,7 +30,7 @@ use crate::parts::{default_tenant, tls_mode};
 const LINES_MAX: usize = 200;
 /// The key of the only reading under way.
 const READING: &str = "config.reload";
-/// The most full comparisons by the thread if groups change meanwhile.
+/// The most full comparisons that the thread makes if groups change meanwhile.
 const COMPARISONS: u32 = 3;
 
 /// The options of a reload.
@@ -213,8 +213,8 @@ fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
     others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
 }
 
-/// The configuration in force, with places of tenants only where `wanted` names them: otherwise any
-/// place is right, so the present one is no difference.
+/// The configuration in force, with places of tenants only where `wanted` names them: a tenant
+/// without a place in `wanted` may stay at its present place, which is then no difference.
 fn comparable<'a>(
     in_force: &'a Settings,
     tenants: &TenantList,
@@ -342,7 +342,7 @@ impl Warnings {
 }
 
 impl Console {
-    /// Reads the file again and makes its changes, or only lists them.
+    /// Reads the file again and applies its changes, or only lists them.
     pub(super) fn reload_file(
         &mut self,
         admin: &mut dyn Admin,
@@ -444,7 +444,8 @@ impl Console {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
             return Err(Refusal::new(match is_wanted {
                 true => format!(
-                    "tenant {name} is in the file: take its table out, or do not have it removed"
+                    "tenant {name} is in the file: remove its table from the file, or leave out \
+                     --remove"
                 ),
                 false => format!("there is no tenant {name} to be removed"),
             }));
@@ -465,8 +466,8 @@ impl Console {
         let (gone, staying) = self.missing(&reading, options)?;
         let gone = gone.iter().map(|name| {
             let note = format!(
-                "tenant {name} would be removed: its clients are disconnected, and its range is \
-                 free for others, who find it zeroed"
+                "tenant {name} would be removed: its clients are disconnected, and its range \
+                 becomes free and is zeroed before another tenant gets it"
             );
             ((*name).to_owned(), note)
         });
@@ -595,8 +596,9 @@ impl Console {
 
     /// Sets the server's default tenant to the file's.
     fn take_default(&mut self, admin: &mut dyn Admin, Contents { wanted, plan, .. }: &Contents) {
-        // If the file implies a default by its only tenant, clients of another default do not get
-        // it.
+        // If the file has no default tenant but only one tenant, that tenant does not become the
+        // default while the server has another default: clients of the old default would get
+        // another tenant's export.
         let before = self.plan.default.as_ref();
         let default = plan.default.clone().filter(|default| {
             default.is_named || before.is_some_and(|before| before.name == default.name)
