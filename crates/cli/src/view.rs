@@ -359,7 +359,7 @@ shown! {
         /// Requests completed in the last second, and the late ones among them.
         completed: u64,
         late: u64,
-        /// Always null; other versions measured it.
+        /// Always null; other versions have a measured value here.
         alone_mean_ns: Option<f64>,
         /// The weight with which the tenant is served.
         weight: u16,

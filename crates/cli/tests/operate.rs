@@ -592,7 +592,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         let said = server.ctl(&["trace", "--seconds", "0.4", "--format", format, "-o", path]);
         let said = (said.status.success(), String::from_utf8(said.stderr).unwrap());
         assert!(
-            said.0 && said.1.contains(" decisions within ") && !said.1.contains("found no room"),
+            said.0 && said.1.contains(" decisions within ") && !said.1.contains("were lost"),
             "{said:?}"
         );
         std::fs::read_to_string(path).unwrap()
@@ -636,7 +636,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     assert!(named("tenant db") && named("tenant web") && named("shard 1") && events.len() > 50);
     // A ring that is too small keeps the last decisions, and reports the lost ones.
     let said = server.ctl(&["trace", "--seconds", "300ms", "--events", "10"]);
-    assert!(String::from_utf8(said.stderr).unwrap().contains("earlier ones found no room"));
+    assert!(String::from_utf8(said.stderr).unwrap().contains("earlier decisions were lost"));
     let said = String::from_utf8(said.stdout).unwrap();
     assert!(said.lines().filter(|line| !line.contains("  depth  ")).count() <= 21, "{said}");
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
@@ -646,8 +646,8 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     }
     let scenario = ["db", "web"].map(|tenant| {
         format!(
-            "[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \
-         \"fairq\"\nvolume = \"{tenant}\"\n"
+            "[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \"fairq\"\nvolume = \
+             \"{tenant}\"\n"
         )
     });
     std::fs::write(
@@ -702,7 +702,7 @@ fn top_shows_what_there_is() {
     );
     let (code, text) = top(&[]);
     assert!(
-        code == 2 && text.contains("standard output is no terminal: say --once or --json"),
+        code == 2 && text.contains("standard output is no terminal: add --once or --json"),
         "{text}"
     );
 }

@@ -233,8 +233,8 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
         assert_eq!(json(server, &["status"])["upgrades"], 0);
     };
     for (program, why) in [
-        ("/bin/false", "cannot go on: it ended with"),
-        ("/bin/true", "is no fairq that can go on"),
+        ("/bin/false", "cannot continue: it ended with"),
+        ("/bin/true", "is not a fairq that can continue"),
         ("/nowhere", "cannot execute /nowhere"),
     ] {
         let (code, said) = server.refused(&["upgrade", program]);
