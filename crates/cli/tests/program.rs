@@ -1,4 +1,5 @@
-//! The program from its users' side: its output, where it goes, and the exit status.
+//! Tests of the program as its users see it: its output, the stream or file of the output, and the
+//! exit status.
 
 mod common;
 #[path = "program/measure.rs"]

@@ -120,7 +120,7 @@ fn what_makes_no_sense_is_refused_with_the_cure() {
     assert_eq!(server.place(0)["group"], json!("acme"));
 }
 
-/// A start refuses the whole file, and names the line.
+/// A server that starts refuses a file with an unknown group, and names the line.
 #[test]
 fn a_file_with_a_group_that_is_not_there_is_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();

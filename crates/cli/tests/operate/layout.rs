@@ -194,7 +194,7 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
-/// As `touch` or a full disk leaves it.
+/// `touch` or a full disk leaves an empty record.
 #[test]
 fn an_empty_record_counts_only_beside_a_pool_without_data() {
     let pool = Pool::new();

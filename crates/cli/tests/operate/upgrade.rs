@@ -191,7 +191,8 @@ fn a_recording_goes_on_over_upgrades() {
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
 }
 
-/// An upgrade keeps data in memory, places that only `ctl` has given, and the absence of a default.
+/// An upgrade keeps the data of a device in memory, the ranges of tenants that `ctl add` has
+/// placed, and the state that no tenant is the default.
 #[test]
 fn an_upgrade_keeps_what_is_in_memory_where_it_is() {
     let server = Server::start(CONFIG, &[]);
@@ -284,7 +285,7 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
 }
 
-/// The next program has a copy of each descriptor, since the old one may have to go on.
+/// The next program gets a copy of each descriptor, because the old program may have to continue.
 #[test]
 fn an_upgrade_without_descriptors_for_both_programs_is_refused() {
     let (server, _disk) = with_pool(TWO);
