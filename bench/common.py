@@ -1,10 +1,10 @@
 """The common code of the programs in this folder: arguments, bars, runs of fairq and of Linux's schedulers, and tables.
 
-A bar is one figure with a goal. A program adds each of its bars to `Bars`, which prints it beside its goal and, when the program
-has ended, writes it as one line of JSON to docs/results/bars.jsonl, in place of the line with the same id. The id begins with the
-bar's area, a section of docs/results/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states whether the machine
-was quiet: whether processes that the program did not start used less than QUIET of all CPUs meanwhile. Figures of a debug build are
-printed and not recorded, unless --record names another file."""
+A bar is one figure with a goal. A program adds each of its bars to `Bars`, which prints the figure and the goal. When the program
+ends, `Bars` writes each bar as one line of JSON to docs/results/bars.jsonl, in place of the line with the same id. The id begins
+with the bar's area, a section of docs/results/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states
+whether the machine was quiet: whether all processes that the program did not start used less than the part QUIET of all CPUs
+meanwhile. Figures of a debug build are printed and not recorded, unless --record names another file."""
 
 import argparse
 import contextlib

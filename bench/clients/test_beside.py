@@ -1,4 +1,5 @@
-"""Rates and latencies of tenants beside one that behaves badly, in wall time: on a machine without other load."""
+"""Rates and latencies of tenants beside a tenant that behaves badly, in wall time. The tests need a machine without
+other load."""
 
 import json
 import os
@@ -10,8 +11,8 @@ from nbd import READ
 from rig import MI, check, fairq, run, serve
 from test_hostile import EVENTS, FLOODS, Many, all_at_once, large_requests, operated, pour, questions, zeroes
 
-# The least part of its entitled rate that the good tenant must get. The bad one gets the rest, so
-# any loss is not lost capacity.
+# The least part of its entitled rate that the good tenant must get. The bad tenant gets the rest,
+# so a smaller part does not mean that capacity is lost.
 ENOUGH = 0.85
 SECONDS = 3
 # Seconds that a request of 512 bytes may take beyond twice its usual time: the time of the large

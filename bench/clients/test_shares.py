@@ -1,4 +1,4 @@
-"""The shares and latencies that real clients get, in wall time: on a machine without other load."""
+"""The shares and latencies that real clients get, in wall time. The tests need a machine without other load."""
 
 import contextlib
 import json
@@ -12,7 +12,8 @@ from rig import MI, PACED, ROOT, check, finish, fio, fio_args, need, serve, star
 
 
 def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
-    """B's bytes over A's: A with weight 1 and the given load; B with weight 3 and 4 KiB at depth `deep`."""
+    """The bytes of B divided by those of A. A has weight 1 and the given load; B has weight 3 and 4 KiB requests at
+    depth `deep`."""
     with serve("--device", device, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
                "--policy", policy) as server:  # fmt: skip
         a, b = together(
@@ -26,8 +27,8 @@ def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
 
 
 def entitled(bars, name, within, policy, *load, **more):
-    """1:3 in one of three runs: while a client has no CPU its queue runs dry, and the other gets its turns. A real defect of
-    the shares appears in all of them."""
+    """The shares are 1:3 in at least one of three runs. While a client has no CPU its queue runs empty, and the other client
+    gets its service, so a single run may differ; a real defect of the shares appears in all runs."""
     tried = []
     for _ in range(3):
         fair, total = share_of(policy, *load, **more)

@@ -1,5 +1,5 @@
-"""A small guest with its monitor (vhost-user-blk, split rings): enough to keep requests in flight, to lose its server and connect
-again with the in-flight area, and to break every rule."""
+"""A small guest with its monitor (vhost-user-blk, split rings): it can keep requests in flight, connect again with the in-flight
+area after its server was lost, and break every rule of the protocol."""
 
 import mmap
 import os

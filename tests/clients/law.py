@@ -2,8 +2,8 @@
 
 For two tenants that both have requests waiting throughout an interval, the services issued to them, each divided by its tenant's
 weight, differ by at most (D + 1) (2 T + l_f / r_f + l_m / r_m) (Section 2.2 of the MQFQ paper; with T = 0 and D = 1 it is start-time
-fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound. One waiting request makes an
-interval, so the bound also limits the service of others before it is issued."""
+fair queueing). If a client has no CPU for a while, an interval ends, but the bound still holds. A single waiting request is an
+interval, so the bound also limits the service of other tenants before that request is issued."""
 
 import csv
 import itertools

@@ -1,6 +1,6 @@
-"""The common parts of all tests with real clients: a server that is started, awaited and stopped, and programs that run
-with a time limit. Nothing here waits a fixed time; everything polls with a deadline. A deadline only detects failure: it is
-longer than any delay on a busy machine."""
+"""The common parts of all tests with real clients. They start a server, wait until it is ready and stop it, and run
+programs with a time limit. No function waits for a fixed time: each polls a condition until a deadline. A deadline only
+detects a failure, so it is longer than any delay on a busy machine."""
 
 import contextlib
 import json

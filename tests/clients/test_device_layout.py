@@ -1,4 +1,5 @@
-"""The layout record of a block device: found again after growth, adopted, and not to be forged by a tenant."""
+"""The layout record of a block device: a server finds it after the device has grown, an operator can adopt it, and a
+tenant cannot forge it."""
 
 import contextlib
 import hashlib

@@ -1,5 +1,6 @@
-"""A tenant that behaves badly beside a busy one and one that reads 512 bytes now and then: the scheduler gives each its
-share (`law`), memory stays bounded, nothing leaks. `bench/clients/run beside` measures their rates."""
+"""One tenant behaves badly, one is busy, and one reads 512 bytes now and then: the scheduler gives each tenant its
+share (`law`), memory stays bounded, and no memory or descriptor leaks. `bench/clients/run beside` measures their
+rates."""
 
 import contextlib
 import json

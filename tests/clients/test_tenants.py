@@ -1,4 +1,5 @@
-"""Tenants that are added while the server runs: none reads another one's old data, and their own files are opened live."""
+"""Tenants that are added while the server runs: no tenant reads another tenant's old data, and tenants' own files are
+opened while the server runs."""
 
 import json
 import os
