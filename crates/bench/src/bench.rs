@@ -41,7 +41,7 @@ const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,b
 const TIMEOUT_NS: u64 = 10_000_000_000;
 /// Default time for which a job stays on one shard, in nanoseconds: as for threads in the lab.
 const MOVES_NS: u64 = 120_000_000;
-/// Default interval of a run in which tenants come and go.
+/// Default interval of a run in which tenants start or stop.
 const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most intervals of a series.
 const INTERVALS_MAX: u128 = 1_000_000;
@@ -55,9 +55,9 @@ const MUCH_WAITING: f64 = 0.05;
 /// The advice in messages about a lack of CPU time.
 const CPU_CURE: &str = "give fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
                         machine without other work";
-/// A measurement that is disturbed each time is repeated until it has had this many attempts and
-/// this much time has passed. Short measurements get more attempts, because the bound of a stall is
-/// a larger part of their time.
+/// A measurement that is disturbed is repeated until [`ATTEMPTS`] attempts were made and
+/// [`PATIENCE`] has passed. Short measurements get more attempts, because the bound of a stall is a
+/// larger part of their time.
 const ATTEMPTS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -282,8 +282,8 @@ fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<lo
     Ok(load::Path::Direct)
 }
 
-/// The interval of the series: the value of `--series`, or 10 ms if tenants come and go, whose
-/// entitled shares need one.
+/// The interval of the series: the value of `--series`, or 10 ms if tenants start or stop during
+/// the run, because their entitled shares are computed from a series.
 fn interval(
     args: &BenchArgs,
     jobs: &[Job],
@@ -511,8 +511,8 @@ impl Bench {
         let none = PolicyTable::of("none", &[]).complete()?;
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
-            // The other tenants are present without jobs, so that this one has the same range as in
-            // the later runs.
+            // The other tenants are present without jobs, so that this tenant has the same range as
+            // in the later runs.
             let plain = |job: &Job| Job {
                 urgent: false,
                 target: None,

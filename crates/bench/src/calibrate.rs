@@ -37,7 +37,8 @@ use crate::plausible::Limits;
 /// The values of T to try, in bytes.
 const THRESHOLDS: [u64; 10] =
     [0, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// A T that in practice throttles no tenant: the reference of the others.
+/// A T that in practice throttles no tenant. The results of the other values are compared with its
+/// result.
 const FREE: u64 = 1 << 30;
 /// Each point is measured this many times, each for a part of its time, and the best result counts:
 /// a disturbance only lowers a result.

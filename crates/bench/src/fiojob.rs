@@ -275,7 +275,8 @@ impl Reader<'_> {
             name: get("name").map_or(section, |(name, _)| name).replace([' ', '/'], "-"),
             weight: self.weight(keys)?,
             bs: size("bs").transpose()?,
-            // fio's own defaults, here and for `rw`: the defaults of `--tenant` differ.
+            // The defaults of this key and of `rw` are those of fio, which differ from those of
+            // `--tenant`.
             depth: Some(count("iodepth").transpose()?.unwrap_or(Count(1))),
             jobs,
             rw: Some(rw.unwrap_or(Pattern::Read)),

@@ -82,7 +82,7 @@ impl WithPolicy for Load<'_> {
             let settings = fairq_core::Group { parent, weight, reservation, caps };
             policy.set_group(GroupId(id), Some(&settings))?;
         }
-        // After the groups, because a flow's share names one of them.
+        // Flows are added after the groups, because a flow's share names a group.
         let flows: Vec<FlowId> = self
             .jobs
             .iter()

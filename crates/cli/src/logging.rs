@@ -64,7 +64,8 @@ struct LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The status table may be on the same terminal, and the line would go into it.
+        // The status table may be on the same terminal, and the line of the log would be written
+        // into the table.
         status::take_away()?;
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
         unread::deliver(&mut io::stderr(), line, &mut lost, |lines| {

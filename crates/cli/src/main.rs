@@ -73,7 +73,7 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
     take_over::fall_back("it does not know one of the server's arguments");
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
-    // Help and version go to standard output, and a terminal gets clap's own text.
+    // Help and version are printed on standard output, and on a terminal clap prints its own text.
     if !is_json || logging::start(None, "error", true).is_err() {
         error.exit();
     }

@@ -34,7 +34,7 @@ pub(crate) struct Sources {
     given: Given,
     /// The settings of file and flags together.
     pub(crate) settings: Settings,
-    /// Whether the program only checks if it could take over a server.
+    /// Whether this program only checks that it could continue the state of a running server.
     is_check: bool,
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> anyhow::Resu
     Ok(Sources { given, settings, is_check })
 }
 
-/// Checks whether this program could continue a server's state. It does the same as a start,
-/// without steps that change something.
+/// Checks whether this program could continue a server's state. The check performs the steps of a
+/// start, except the steps that change something.
 fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     let state = take_over::state_to_check()?;
     let plan = Left::plan(&Left::of(&state)?.settings()?, &state, &given.surroundings)?;

@@ -183,7 +183,7 @@ pub struct FileConfig {
     /// Whether a missing file is made, as a sparse one. The default is false, because the file
     /// system itself may be missing.
     pub create: bool,
-    /// The store of the file; that of its device if `None`.
+    /// The name of the file's store. `None` is the store of the block device that holds the file.
     pub store: Option<String>,
 }
 

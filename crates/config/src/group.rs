@@ -261,8 +261,8 @@ pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Targ
 
 /// Splits the names of a tenant's key `group` into the group of tenants, and groups of users.
 ///
-/// A name that is both is refused: a group of tenants that is added later must not open an export
-/// that is restricted to a group of users.
+/// A name of both a group of tenants and a group of users is refused, because adding a group of
+/// tenants later must not open an export that is restricted to a group of users.
 pub fn split(
     said: Option<&List<String>>,
     groups: &[Group],

@@ -232,7 +232,7 @@ pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// The given value, or both values combined.
+/// The value that is set, or both values combined by `together`.
 fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
         (Some(under), Some(over)) => Some(together(under, over)),

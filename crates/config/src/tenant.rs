@@ -103,7 +103,8 @@ pub struct Tenant {
     pub path: Option<PathBuf>,
     /// Whether its file is made if it is missing.
     pub create: bool,
-    /// The store of its file; that of its device if `None`.
+    /// The name of the store of its file. `None` is the store of the block device that holds the
+    /// file.
     pub store: Option<String>,
     /// Whether its range keeps the data: it is then not zeroed when the tenant is added to a
     /// running server.
@@ -257,8 +258,8 @@ impl TenantTable {
         self.user.is_some() || self.group.is_some() || self.unix_group.is_some()
     }
 
-    /// The groups of users that its keys name: those of `unix-group`, and those of `group`, which
-    /// this release accepts.
+    /// The groups of users that its keys name: the names in `unix-group`, and the names in `group`
+    /// that are groups of users, which this release still accepts.
     fn unix_groups(&self, groups: &[Group]) -> Result<Option<List<String>>, String> {
         let (_, old) = group::split(self.group.as_ref(), groups)?;
         let lists = [self.unix_group.as_ref(), old.as_ref()].into_iter().flatten();

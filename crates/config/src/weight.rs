@@ -1,9 +1,10 @@
 //! A tenant's weight: a number, or the weight of a cgroup; and a group's, with its caps.
 //!
-//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: a server that does a client's
-//! input and output gives it the weight of the client's own cgroup. The file is read at the start
-//! and then once a second, because the kernel does not notify of every change; if it cannot be
-//! read, the last weight stays. A group's key `cgroup` follows both `io.weight` and `io.max`.
+//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: so a server that performs a
+//! client's I/O can serve the tenant with the weight of the client's own cgroup. The file is read
+//! at the start and then once a second, because the kernel does not notify of every change; if it
+//! cannot be read, the last weight stays. A group's key `cgroup` follows both `io.weight` and
+//! `io.max`.
 //!
 //! The control thread reads the file, and a name may come from the control socket, so a name must
 //! not make that thread read any other file: the kernel resolves it below the root of the cgroups,

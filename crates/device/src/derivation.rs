@@ -33,7 +33,7 @@ pub struct Derivation {
     /// Its size in bytes.
     pub capacity: u64,
     /// The measurements: 4 KiB random reads, with the latency at depth 1 and rates at larger
-    /// depths, and sequential reads; the same of writes, or no writes.
+    /// depths, and sequential reads; also the same measurements of writes, or none of writes.
     pub points: Vec<Point>,
 }
 
@@ -179,7 +179,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
 fn error(profile: &Profile, points: &[Point]) -> f64 {
     let reads =
         points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
-    // By logarithms, so that half and twice a figure have the same error.
+    // The error is the logarithm of the ratio, so that half and twice a figure have the same error.
     reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
 }
 

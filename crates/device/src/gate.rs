@@ -83,7 +83,7 @@ impl<P: Platform> Gate<P> {
         Some(self.0.swap(INSIDE, Ordering::AcqRel) & Self::BITS)
     }
 
-    /// Leaves with these bits and those that were rung meanwhile set, for another poller to take.
+    /// Leaves. These bits, and all bits that were rung meanwhile, stay set for another poller.
     pub fn hand_over(&self, bits: u64) {
         let mut word = self.0.load(Ordering::Relaxed);
         while let Err(seen) = self.0.compare_exchange(

@@ -151,8 +151,8 @@ fn run<S: SerialPolicy>(built: (Serial<S>, Vec<SerialPort<S>>), tenants: &[Tenan
     run_with_stalls(built, tenants, 0)
 }
 
-/// The same, with a stall of the host of this length three times a second, as on a machine whose
-/// CPUs are taken away.
+/// Like [`run`], with a stall of the host of this length three times a second, as on a machine
+/// whose CPUs other programs use at times.
 fn run_with_stalls<S: SerialPolicy>(
     (policy, mut ports): (Serial<S>, Vec<SerialPort<S>>),
     tenants: &[Tenant],

@@ -401,7 +401,7 @@ fn a_flush_does_not_wait_for_later_writes() {
     let mut ssd = ssd(&profile);
     (0..100).for_each(|id| ssd.start(0, id, Op::Write, u64::from(id) << 20, 65536));
     ssd.start(1, 1000, Op::Flush, 0, 0);
-    // 6.5 MB at 5 GB/s; the writes go on for a second.
+    // The flush waits for 6.5 MB at 5 GB/s, while the writes last for a second.
     let (mut flushed_ns, mut later) = (0, 0u64);
     while later < 20_000 {
         let now_ns = ssd.next_ns().expect("there is more");

@@ -244,7 +244,8 @@ impl Gauge {
         points.push(self.point(sequential, bytes, depth.min(most), &large));
         // Not a point of the profile: the model of a device has no faster path for these.
         let small = self.measure(sequential, SMALL, depth.min(most))?;
-        // Depth 1 gives the latency, the others the growth of the rate.
+        // The measurement at depth 1 gives the latency, and those at larger depths give the growth
+        // of the rate.
         let mut fastest = 0.0f64;
         for depth in std::iter::successors(Some(1u32), |depth| depth.checked_mul(2))
             .take_while(|&depth| depth <= most)

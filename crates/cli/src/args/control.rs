@@ -233,7 +233,7 @@ pub(crate) enum CtlCommand {
         /// unix:PATH or tcp:ADDRESS:PORT
         address: String,
     },
-    /// Stop listening at an address; connections that were made there go on
+    /// Stop listening at an address; connections that were made there stay open
     Unlisten {
         /// As `fairq ctl status` shows it
         address: String,

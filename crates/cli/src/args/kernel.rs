@@ -24,8 +24,9 @@ pub(crate) enum KernelCommand {
     /// Select a drive's scheduler, or change its parameters
     ///
     /// Keys are `scheduler`, `nr_requests` and the files in queue/iosched, which differ by
-    /// scheduler: `fairq kernel status` shows them. `scheduler` comes before all others. Values
-    /// last until the drive is removed or the machine restarts; a rule for udev can set them again.
+    /// scheduler: `fairq kernel status` shows them. `scheduler` is set before all other keys.
+    /// Values last until the drive is removed or the machine restarts; a rule for udev can set them
+    /// again.
     Set {
         /// The drive, such as nvme0n1
         device: String,

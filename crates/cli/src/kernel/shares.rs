@@ -69,7 +69,8 @@ pub(super) fn between(
     Shares { seconds, drives: drives.into_iter().map(lines).collect() }
 }
 
-/// Counts since an earlier sample. A cgroup or a scheduler that was made anew counts from 0.
+/// The counts since an earlier sample. A cgroup or a scheduler that was removed and made again
+/// counts from 0.
 fn less(now: &Counts, before: &Counts) -> Counts {
     // The number of requests only grows, so a smaller one means a new count.
     let is_new = now.requests() < before.requests();

@@ -245,7 +245,8 @@ impl Machine {
         let mut folders = vec![String::new()];
         while let Some(name) = folders.pop() {
             let folder = self.cgroups.join(&name);
-            // A cgroup may have been removed after its parent was read; it has no children then.
+            // A cgroup may have been removed after its parent was read; it is then treated as one
+            // without children.
             let below = fs::read_dir(&folder).into_iter().flatten().flatten();
             let is_folder =
                 |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());

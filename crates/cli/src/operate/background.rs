@@ -45,7 +45,8 @@ impl<T> Job<T> {
             self.result = match self.thread.recv_timeout(timeout) {
                 Ok(result) => Some(result),
                 Err(RecvTimeoutError::Timeout) => None,
-                // The thread has panicked: the job is dropped, and the next call begins anew.
+                // The thread has panicked: the job is dropped, and the next call starts the work
+                // again.
                 Err(RecvTimeoutError::Disconnected) => return true,
             };
         }
@@ -54,8 +55,8 @@ impl<T> Job<T> {
 }
 
 impl<T: Clone + Send + 'static> Background<T> {
-    /// The result of `work`, which the first call with this key starts. While the work goes on, the
-    /// call gets a temporary refusal that names `what`. The result stays until
+    /// The result of `work`, which the first call with this key starts. While the work is not
+    /// finished, the call gets a temporary refusal that names `what`. The result stays until
     /// [`forget`](Self::forget).
     pub(super) fn result(
         &mut self,
@@ -91,8 +92,8 @@ impl<T: Clone + Send + 'static> Background<T> {
         }
     }
 
-    /// Whether a call with this key has started work whose result is not forgotten; the next call
-    /// for it will come soon.
+    /// Whether a call with this key has started work whose result was not fetched yet. The call
+    /// will be repeated soon.
     pub(super) fn is_begun(&mut self, key: &str) -> bool {
         self.drop_unfetched();
         let job = self.jobs.iter_mut().find(|job| job.key == key);

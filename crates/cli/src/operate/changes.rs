@@ -39,7 +39,8 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     };
     let mut changes = Vec::new();
     compare("", Some(&written(from)), Some(&written(to)), &mut changes);
-    // Tables with dots in their names are in another order.
+    // The comparison visits tables in the order of their names, which differs from the order of the
+    // keys if a name has a dot.
     changes.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     changes
 }

@@ -219,7 +219,8 @@ impl Console {
         Ok(json!({ "tenant": name, "from": words(&before), "to": words(&now) }))
     }
 
-    /// Adds or changes these groups, and stores the tables of `wanted`; groups that are gone stay.
+    /// Adds or changes these groups, and stores the tables of `wanted`. Groups that `wanted` does
+    /// not have are not removed here.
     pub(super) fn put_groups(
         &mut self,
         admin: &mut dyn Admin,

@@ -38,8 +38,8 @@ impl Console {
         Ok(layout.record().find(&new.name).is_none_or(|held| !held.zeroed))
     }
 
-    /// The changes of the record for a reload that removes and adds these tenants. A tenant without
-    /// a range is left out: the error comes when it is added.
+    /// The changes of the record for a reload that removes and adds these tenants. A tenant for
+    /// which there is no range is left out here; adding it reports the error.
     pub(super) fn claims<'a>(
         &self,
         admin: &dyn Admin,

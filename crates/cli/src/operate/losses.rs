@@ -36,8 +36,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts to write `losses`, unless they are on storage already. A write that goes on is
-    /// completed first: the next call, a second later, tries again.
+    /// Starts to write `losses`, unless they are on storage already. If an earlier write is not
+    /// finished, this call does nothing: the next call, a second later, tries again.
     fn put(&mut self, losses: Losses) {
         if let Some((wanted, thread)) = &self.writing {
             match thread.try_recv() {

@@ -290,7 +290,7 @@ impl Operator for Console {
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
         // No client is accepted before this returns.
         self.read_losses(admin, true);
-        // Bytes outside of all ranges: `fairq ctl add` can give them to a tenant.
+        // The number of bytes outside of all ranges, which `fairq ctl add` can give to a tenant.
         let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
@@ -325,8 +325,8 @@ impl Operator for Console {
                 companion::end_server();
             }
         } else if self.plan.source != Source::Stdio {
-            // On standard output only if it is not the connection itself.
-            // The server goes on if standard output is closed.
+            // The greeting is printed only if standard output is not the client's connection. The
+            // server continues if standard output is closed.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
     }

@@ -160,7 +160,8 @@ impl Console {
 
     /// Ends the recording; returns the numbers of rows, and the tenants' names by number.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
-        // Only the first stop takes the shards' rings; a second one returns the same again.
+        // The first call of `trace.stop` fetches the shards' rings; a second call returns the same
+        // answer.
         if self.records.until.is_some() && !self.records.is_stopped {
             self.records.stop(admin);
             self.records.is_stopped = true;
@@ -238,7 +239,7 @@ impl Console {
         Some(Left { shards, depths, ..outline })
     }
 
-    /// Makes the shards record again, because no other program has taken over.
+    /// Makes the shards record again after an upgrade that has failed.
     pub(super) fn trace_stays(&mut self, admin: &mut dyn Admin) {
         if self.records.until.is_some() && !self.records.is_stopped {
             admin.record(self.records.events);

@@ -264,7 +264,7 @@ pub(super) struct Outcome {
     reading: Arc<Reading>,
     /// Tenants that stay although the file does not name them.
     staying: Vec<String>,
-    /// Notes for tenants that come and go.
+    /// Notes for tenants that are added or removed.
     notes: HashMap<String, String>,
     done: Done,
     /// Whether each update has been made.
@@ -358,7 +358,8 @@ impl Console {
         match &result {
             _ if options.dry_run => {}
             Ok(_) => {}
-            // Each retry with a slow file comes here: only the last error is logged as one.
+            // Each retry with a slow file system returns this temporary error. Only a final error
+            // is logged as an error.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
@@ -430,8 +431,9 @@ impl Console {
         self.reading.result(READING, &what, again)?
     }
 
-    /// The tenants that the file does not name: those to be removed, and those that stay, because
-    /// they have data and the operator has not named them for removal.
+    /// The tenants that the file does not name. They are returned in two lists: tenants to be
+    /// removed, and tenants that stay because they have data and the operator has not named them
+    /// for removal.
     fn missing<'a>(
         &self,
         reading: &'a Reading,

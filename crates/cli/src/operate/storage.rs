@@ -135,7 +135,7 @@ impl Console {
                  flight after {} s; check the device, then add the tenant again",
                 longest.as_secs_f64()
             );
-            // A tenant's own data stay reserved for it.
+            // If the range holds the tenant's own data, it stays reserved for the tenant.
             let keep = self.is_ready(tenant);
             if let Err(fault) = self.remove(admin, tenant, true) {
                 tracing::error!(tenant, "cannot undo the addition: {}", fault.message());

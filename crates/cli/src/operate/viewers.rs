@@ -39,7 +39,7 @@ impl From<Snapshot> for Arc<Shared> {
 }
 
 impl Console {
-    /// Drops the snapshots after a change, so that the next one is taken anew.
+    /// Drops the snapshots after a change, so that the next viewer gets a new one.
     pub(super) fn drop_snapshots(&mut self) {
         (self.viewed, self.scraped, self.latest) = (None, None, None);
     }

@@ -38,9 +38,9 @@ use subtle::ConstantTimeEq;
 
 use super::{Console, rpc};
 
-/// Header that says whether the page can change weights: `token` or `off`.
+/// Header with which the server states whether the page can change weights: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");
-/// Header in which a browser says which site caused a request.
+/// Header with which a browser states the kind of site that caused a request.
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The shortest token, in bytes.
 const TOKEN_MIN: usize = 16;

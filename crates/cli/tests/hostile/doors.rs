@@ -1,4 +1,4 @@
-//! Random input over HTTP and on the control socket: the server refuses it and goes on.
+//! Random input over HTTP and on the control socket: the server refuses it and continues to serve.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

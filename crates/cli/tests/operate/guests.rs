@@ -19,7 +19,7 @@ impl Directory {
         self.0.path().join(name)
     }
 
-    /// The sockets that are there, by name.
+    /// The names of the sockets in the directory.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();
         let name = |entry: std::fs::DirEntry| entry.file_name().into_string().unwrap();
@@ -77,7 +77,7 @@ fn a_tenants_sockets_come_and_go_with_it() {
     server.said(&["rename", "db", "orders"]);
     assert_eq!(directory.names(), ["orders.sock", "web.sock"]);
     assert_eq!(server.attachments("orders"), [(directory.path("orders.sock"), true)]);
-    // The next guest waits until this one has gone.
+    // The next guest waits until the attached one has disconnected.
     let mut next = UnixStream::connect(directory.path("orders.sock")).unwrap();
     drop(guest);
     assert!(features(&mut next).is_some());

@@ -1,4 +1,4 @@
-//! Another program takes over the server, and no client notices.
+//! Upgrades: another program takes over the server, and no client notices.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -67,7 +67,7 @@ fn clients_do_not_notice_an_upgrade() {
     assert_eq!(tcp.write(0, &pattern), 0);
     let mut slow = Client::of(&server, "web");
     slow.ask(Command::Read, CommandFlags(0), 0, 8 * MIB);
-    // The first bytes of the reply are there, so the rest fills the socket.
+    // The client has read the first bytes of the reply, so the rest of the reply fills the socket.
     assert_eq!(slow.answer(), 0);
     let mut half = Client::of(&server, "web");
     half.ask(Command::Write, CommandFlags(0), 9 * MIB, 1 << 20);
@@ -242,8 +242,8 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
         assert!(code == 1 && said.contains(why), "{said}");
         serves(&server, 1);
     }
-    // The program passes the check, but fails on its arguments later; and the token's file, which
-    // the previous program has read, is gone.
+    // The next program passes the check, but later fails because of its arguments. The token file,
+    // which the previous program has read, no longer exists by then.
     let hidden = keys.path().join("hidden");
     let next = script(
         &server,

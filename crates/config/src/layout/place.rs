@@ -1,6 +1,6 @@
 //! The placement of tenants: by the record, and by the configuration.
 //!
-//! A name in the record stays in its place, wherever it is in the configuration. A new name gets a
+//! A name in the record keeps its range, at any position in the configuration. A new name gets a
 //! free range, by the same rules as in a pool without tenants. A name that only the record has
 //! keeps its range. A configuration that contradicts the record is refused, with lines that would
 //! be accepted.

@@ -529,7 +529,8 @@ impl Media {
         let ranges = layout(tenants, Some(all), own)?;
         let shared = || tenants.iter().zip(&ranges).filter(|(tenant, _)| tenant.path.is_none());
         let is_full = shared().any(|(_, range)| range.offset + range.size > room);
-        // Contents of a pool with data are unknown, and so are those of a block device.
+        // The contents of the free space are unknown if the pool has data, or if it is a block
+        // device.
         let is_zero = is_new && !self.is_block_device();
         let size = if is_full { all } else { room };
         let mut record = Record::new(id, size, if is_zero { 0 } else { size });

@@ -40,8 +40,8 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
 
 /// A value in the form in which it is read.
 pub fn show(knob: &Knob, value: u64) -> String {
-    // In the range a number stays a number, even if a word has the same value; 0 is shown as its
-    // word.
+    // A number in the knob's range is shown as a number, even if a word has the same value. Only 0
+    // is shown as its word.
     let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
     if let Some(word) = knob.word_of(value).filter(|_| is_word) {
         return word.to_owned();

@@ -195,8 +195,8 @@ impl Arbiter {
     /// one, and that no urgent queue has commands.
     #[inline]
     fn begin_turn(&mut self) {
-        // Without branches on the classes that have commands, because they cannot be predicted; the
-        // same holds for the rest of a decision.
+        // This code has no branches that depend on the classes with commands, because a CPU cannot
+        // predict them. The same applies to the rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
         let ends_round = later_in_round == 0;
         self.rounds += u64::from(ends_round);

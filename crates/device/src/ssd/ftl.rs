@@ -404,9 +404,9 @@ mod tests {
                 check(&ftl);
                 seen
             };
-            // MQSim keeps one block for its mapping. It begins when fewer than ten blocks are free
-            // and empties up to ten at the same time, so that it ends with more: a batch of eight
-            // fits all rows.
+            // MQSim keeps one block for its mapping. It begins to empty blocks when fewer than ten
+            // are free, and empties up to ten at the same time, so that it ends with more than ten
+            // free blocks. A batch of eight fits all rows.
             let by_its_rule = seen(1, 10, 8);
             let by_ours = seen(0, RESERVE, 0);
             println!("{row}: {by_its_rule:.2} by its rule, {by_ours:.2} by ours");
