@@ -27,7 +27,7 @@ class Gone(Exception):
 
 
 class Guest:
-    """One queue, of requests that each have a place of their own: its number."""
+    """One queue. Each request has a place of its own, whose number identifies the request."""
 
     def __init__(self, path):
         self.memory = os.memfd_create("guest")

@@ -77,8 +77,8 @@ def widest(rows, weights, cost):
 
 def holds(rows, weights, cost=in_bytes, at_least=(), credit=0, depth=DEPTH, threshold=THRESHOLD):
     """Checks the bound on a recording, for each two of the tenants in `weights`. Returns the service issued while both waited, by pair.
-    Requests of the tenants in `at_least` may be charged more than `cost` says, so others may be ahead of them. A tenant whose requests
-    are cancelled gets their cost back later, beyond the bound: `credit`, in bytes at weight 100."""
+    Requests of the tenants in `at_least` may be charged more than `cost` returns, so other tenants may be ahead of them. A tenant
+    whose requests are cancelled is refunded later, which may exceed the bound by `credit` bytes at weight 100."""
     issued = {}
     for pair in itertools.combinations(weights, 2):
         two = {name: weights[name] for name in pair}
