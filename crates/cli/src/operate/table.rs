@@ -243,8 +243,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[required(
             "tenant",
             "string",
-            "as for serve --tenant: NAME[=SIZE][,KEY=VALUE…]; with keep-data the range is not \
-             zeroed",
+            "NAME[=SIZE][,KEY=VALUE…], as for serve --tenant; keep-data: no zeroing",
         )],
         result: "the tenant's name, size and offset; its table for the configuration file, and \
                  that file's path",
@@ -260,8 +259,7 @@ pub(crate) const METHODS: &[Method] = &[
             optional(
                 "keep",
                 "boolean",
-                "its range stays reserved for a tenant of this name that is added later, with the \
-                 data",
+                "its range and data stay reserved for a tenant of this name that is added later",
             ),
         ],
         result: "the tenant's name, and whether its data are kept",
@@ -293,11 +291,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[
             required("tenant", "string", "its name"),
             required("size", "string", "the new size"),
-            optional(
-                "discard",
-                "boolean",
-                "allows a smaller size: the data behind the new end are lost",
-            ),
+            optional("discard", "boolean", "allow a smaller size: data behind it are lost"),
         ],
         result: "the tenant's name, and its size before and now",
         run: Run::Does(|console, admin, mut given| {
@@ -336,14 +330,12 @@ pub(crate) const METHODS: &[Method] = &[
             optional(
                 "percentile",
                 "number",
-                "the percentile of its requests that must meet the target, 50 to 99.9999; default \
-                 99",
+                "the percentile of requests that must meet the target, 50 to 99.9999; default 99",
             ),
             optional(
                 "floor",
                 "string",
-                "the part of their shares by weight that all other tenants together keep, 0% to \
-                 99%; default 50%",
+                "the part of their shares that all others together keep, 0% to 99%; default 50%",
             ),
         ],
         result: "the tenant's name, and its target before and now",
@@ -480,11 +472,7 @@ pub(crate) const METHODS: &[Method] = &[
         name: "params",
         effect: Effect::ChangesIfGiven,
         summary: "Changes parameters of the policy, all or none; without any, lists them",
-        params: &[optional(
-            "params",
-            "string",
-            "as after the colon of serve --policy: KEY=VALUE,…",
-        )],
+        params: &[optional("params", "string", "KEY=VALUE,…, as for serve --policy")],
         result: "the changed parameters with the old and the new value; or each parameter with its \
                  value and range",
         run: Run::Does(|console, admin, mut given| {
@@ -538,11 +526,7 @@ pub(crate) const METHODS: &[Method] = &[
                   invalid file changes nothing; a tenant that the file does not name stays",
         params: &[
             optional("remove", "array", "tenants to remove, which the file does not name"),
-            optional(
-                "dry_run",
-                "boolean",
-                "change nothing, but return the changes that a reload would make",
-            ),
+            optional("dry_run", "boolean", "change nothing, only return the changes"),
         ],
         result: "the keys that differ, with the old and the new value, and whether each is in \
                  force now, needs a restart, or needs the step in its note",
@@ -604,8 +588,7 @@ pub(crate) const METHODS: &[Method] = &[
         params: &[optional(
             "program",
             "string",
-            "the absolute path of the program; by default the path from which the server was \
-             started",
+            "its absolute path; by default the path from which the server was started",
         )],
         result: "the versions before (from) and now (to), and the program's path",
         run: Run::Does(|console, admin, mut given| console.upgrade(admin, given.take("program")?)),
