@@ -125,7 +125,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
             "has it locked for serving; stop that one".into(),
         ),
         // The demo's tenants would write to the disk.
-        (vec!["serve", "--device", disk], 2, "no tenants: say who shares the device".into()),
+        (vec!["serve", "--device", disk], 2, "no tenants: name the tenants that".into()),
         (
             vec!["serve", "--device", "ram,size=99999T"],
             1,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Poll {
-    /// As long as that pays.
+    /// For a short time, if requests usually arrive within it.
     #[default]
     Auto,
     /// Always.

@@ -57,9 +57,9 @@ const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 pub enum TlsMode {
     /// No TLS.
     Off,
-    /// Clients may.
+    /// Clients may use TLS.
     Optional,
-    /// Clients must.
+    /// Clients must use TLS.
     Required,
 }
 
@@ -539,7 +539,8 @@ impl Settings {
         if tables.is_empty() {
             if self.is_of_a_file() {
                 return Err(Refusal::new(
-                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
+                    "no tenants: name the tenants that share the device, as in --tenant \
+                     db=10G,weight=300 \
                      --tenant web,weight=100",
                 ));
             }

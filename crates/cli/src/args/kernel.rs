@@ -14,7 +14,7 @@ pub(crate) enum KernelCommand {
     /// Takes two samples, a second apart. `entitled` is the part of the drive that a cgroup should
     /// get, among the cgroups that send requests, and `share` is the part that it got.
     Status {
-        /// Only these drives, such as nvme0n1 [default: all that have a scheduler of fairq's]
+        /// Only these drives, such as nvme0n1 [default: all with one of fairq's schedulers]
         #[arg(value_name = "DEVICE")]
         devices: Vec<String>,
         /// Print one JSON object instead
@@ -38,9 +38,9 @@ pub(crate) enum KernelCommand {
     Weight {
         /// The cgroup, below the root of cgroups or as a whole path
         cgroup: String,
-        /// 1 to 10000, or default (100; with --device: as on all drives)
+        /// 1 to 10000, or default (100; with --device: the weight for all drives)
         weight: String,
-        /// On this drive, which has a scheduler of fairq's
+        /// Only on this drive, which must have one of fairq's schedulers
         #[arg(long)]
         device: Option<String>,
     },

@@ -112,8 +112,8 @@ pub(crate) struct ServeArgs {
     /// The shards, and their CPUs
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
-    /// When shards poll the queues of guests (vhost-user, vfio-user) instead of sleeping [default:
-    /// auto]
+    /// The times at which shards without work poll the queues of guests (vhost-user, vfio-user)
+    /// instead of sleeping [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub(crate) poll: Option<Poll>,
     /// Whether clients use TLS; required once there is a certificate
