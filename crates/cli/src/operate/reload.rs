@@ -598,9 +598,9 @@ impl Console {
 
     /// Sets the server's default tenant to the file's.
     fn take_default(&mut self, admin: &mut dyn Admin, Contents { wanted, plan, .. }: &Contents) {
-        // If the file has no default tenant but only one tenant, that tenant does not become the
-        // default while the server has another default: clients of the old default would get
-        // another tenant's export.
+        // If the file names no default but has only one tenant, this tenant is the default only if
+        // it was the default before. Otherwise clients that name no export would get another
+        // tenant's export than before.
         let before = self.plan.default.as_ref();
         let default = plan.default.clone().filter(|default| {
             default.is_named || before.is_some_and(|before| before.name == default.name)
