@@ -1,5 +1,6 @@
-"""A tenant that behaves badly beside a busy one and one that reads 512 bytes now and then: the scheduler gives each its
-share (`law`), memory stays bounded, nothing leaks. `bench/clients/run beside` measures their rates."""
+"""One tenant behaves badly, one is busy, and one reads 512 bytes now and then: the scheduler gives each tenant its
+share (`law`), memory stays bounded, and no memory or descriptor leaks. `bench/clients/run beside` measures their
+rates."""
 
 import contextlib
 import json
@@ -60,7 +61,8 @@ class Operated:
 
     @contextlib.contextmanager
     def good_load(self, seconds, depth=128):
-        """Runs the good tenant's load in another process, deep enough that a busy machine does not let its queue run empty."""
+        """Runs the good tenant's load in another process, with so many requests in flight that its queue does not run empty on
+        a busy machine."""
         load = ["bench", "--connect", self.server.uri("good"), "--tenant", f"good=depth:{depth}", "--json"]
         child = rig.start([rig.fairq(), *load, "--seconds", f"{seconds}s", "--warmup", "0s"])
         try:
@@ -71,7 +73,8 @@ class Operated:
             child.communicate()
 
     def share(self, enough=2 * MI, **more):
-        """All have their shares while `enough` is issued to two that wait; meanwhile the small tenant's requests are answered."""
+        """Checks that all tenants have their shares until `enough` was issued to two tenants that both wait, and that the small
+        tenant's requests are answered meanwhile."""
         small, before = self.small(), self.tenants()["good"]["reads"]
         over = threading.Event()
 
@@ -92,7 +95,8 @@ class Operated:
 
     @staticmethod
     def cost(row):
-        """The policy's charge for a row; these devices zero and discard by their map."""
+        """The policy's charge for a row of the recording. On these devices zeroing and discarding only change the map
+        of the file, so they cost little."""
         return max(4096, int(row["bytes"]) // (256 if row["op"] in ("discard", "write-zeroes") else 1))
 
 

@@ -1,5 +1,5 @@
-"""The web page, in a real browser: it shows the server's values, nothing leaves the server's address, and only users with
-the token can change weights. $FAIRQ_PICTURES names a folder for screenshots of it."""
+"""The web page, in a real browser: it shows the server's values, the page sends requests only to the server's address,
+and only users with the token can change weights. $FAIRQ_PICTURES names a folder for screenshots of it."""
 
 import base64
 import contextlib

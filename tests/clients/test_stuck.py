@@ -51,7 +51,7 @@ def disks(*names):
         yield folder, made
 
 
-# As short as possible: no timeout expires by this test's own delays.
+# The timeouts are as short as possible, because delays of this test itself do not make them expire.
 TIMEOUTS = {"answers": "500ms", "stuck": "300ms", "change": "200ms", "call": "500ms"}
 
 
@@ -117,7 +117,8 @@ def hang(disk, server, name, byte, blocks):
 
 
 def begun(control, requests):
-    """Waits until this many requests are on the device: requests that have not begun go with their client, or their server."""
+    """Waits until this many requests are on the device, because requests that are not yet on it are cancelled with their
+    client or their server."""
     until(lambda: sum(store["on_device"] for store in status(control)["stores"]) >= requests, 10, "they are on the device")
 
 
@@ -180,7 +181,7 @@ def test_stuck_cached():
 
 
 def test_stuck_direct():
-    """Past the page cache: the device has the most requests allowed."""
+    """With direct I/O: the device has the most requests that the server allows."""
     stuck_store("on")
 
 

@@ -179,7 +179,8 @@ def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
 
 
 def test_other_users_are_kept_out():
-    """Other users on the machine try every way in except the listeners that the operator opened."""
+    """Other users of the machine try to reach the server in every way except through the listeners that the operator
+    opened."""
     os.chmod("/etc/fairq", 0o755)
     attempts = {
         "the clients' socket": ["python3", "-c", f"import socket; socket.socket(socket.AF_UNIX).connect('{SOCKET}')"],
@@ -244,7 +245,8 @@ def bars_devices(disk):
 
 
 def test_what_the_service_itself_may_not_do():
-    """A program in the server's place, with the server's user and sandbox, tries what a compromised server would."""
+    """A program in place of the server, with the server's user and sandbox, attempts the actions of a compromised
+    server."""
     disk = os.environ.get("DISK", "")
     write("/usr/local/libexec/probe.py", PROBE)
     os.chmod("/usr/local/libexec/probe.py", 0o755)
@@ -341,7 +343,7 @@ def test_clients_wait_while_it_restarts():
 
 def test_a_socket_of_its_own_survives_a_crash():
     """A socket that the server has made is in systemd's store as well: a client that connects while no server runs waits for the
-    next one, and is not refused. A server that ends in order removes the socket from the store."""
+    next one, and is not refused. A server that ends normally removes the socket from the store."""
     own = ("127.0.0.1", 10809)
     configure(listen=["unix:/run/fairq.sock", "tcp:{}:{}".format(*own)])
     drop_in("RestartSec=2s")

@@ -19,9 +19,9 @@ use crate::job::Job;
 
 /// The least time in nanoseconds that a thread takes to make a request and handle its completion.
 const LEAST_NS: f64 = 5.0;
-/// Latencies are recorded to two digits,
+/// The factor for the error of latencies, which are recorded to two digits.
 const SLACK: f64 = 1.05;
-/// and in units of this many nanoseconds.
+/// The unit in which latencies are recorded, in nanoseconds.
 const UNIT_NS: f64 = 64.0;
 
 /// The most that a device can do in one second.
@@ -78,7 +78,7 @@ pub(crate) fn check(
     let during = show_duration(ns);
     ensure!(
         operations <= threads as f64 * ns / LEAST_NS,
-        "{done} requests in {during} are more than threads can make, of which there are {threads}"
+        "{done} requests in {during} are more than this number of threads can make: {threads}"
     );
     ensure!(
         operations <= SLACK * limits.iops * ns / 1e9 + requests,
@@ -165,7 +165,7 @@ pub(crate) mod tests {
         let text = refusal("ram", 20_000, Duration::ZERO, Duration::from_micros(76));
         assert_eq!(
             text,
-            "20.0 k requests in 76.0 µs are more than threads can make, of which there are 1"
+            "20.0 k requests in 76.0 µs are more than this number of threads can make: 1"
         );
     }
 }

@@ -230,12 +230,12 @@ shown! {
     struct Group {
         name: String,
         weight: u16,
-        /// Its weight beside all that are in no group.
+        /// Its weight relative to the tenants and groups that are in no group.
         effective_weight: f64,
         /// Its reservation; 0 for none.
         min_iops: u64,
         min_bandwidth: u64,
-        /// Tenants and groups in it; and those that are active.
+        /// The number of tenants and groups in it, and the number of active ones.
         members: u32,
         active: u32,
         tenants: Vec<String>,
@@ -253,7 +253,7 @@ shown! {
         store: Option<String>,
         /// Requests that wait in the scheduler.
         staged: u64,
-        /// Requests that the server has taken in and not completed.
+        /// Requests that the server has received and not completed.
         in_flight: u64,
         errors: u64,
         /// `None` while it is idle.
@@ -359,7 +359,7 @@ shown! {
         /// Requests completed in the last second, and the late ones among them.
         completed: u64,
         late: u64,
-        /// Always null; other versions measured it.
+        /// Always null; other versions have a measured value here.
         alone_mean_ns: Option<f64>,
         /// The weight with which the tenant is served.
         weight: u16,

@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Its name in the configuration.
+    /// The kind's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Null => "null",
@@ -183,7 +183,7 @@ pub struct FileConfig {
     /// Whether a missing file is made, as a sparse one. The default is false, because the file
     /// system itself may be missing.
     pub create: bool,
-    /// The store of the file; that of its device if `None`.
+    /// The name of the file's store. `None` is the store of the block device that holds the file.
     pub store: Option<String>,
 }
 
@@ -204,7 +204,7 @@ impl FromStr for DeviceTable {
             Some(first) if first.value.is_none() => *first = Pair::new("kind", &first.key),
             Some(_) => {}
             None => {
-                return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into());
+                return Err("no device: write null, ram, paced, nvme-soft or file,path=…".into());
             }
         }
         pairs::read(pairs).map_err(|error: String| match word {
@@ -291,7 +291,7 @@ impl DeviceTable {
             }
             other => {
                 return Err(Refusal::new(format!(
-                    "device: backing {other} is nothing known: write ram, null, or a path with a / \
+                    "device: backing {other} is not known: write ram, null, or a path with a / \
                      in it (./{other})"
                 )));
             }
@@ -305,18 +305,18 @@ impl DeviceTable {
         let name = self.profile.filter(|name| name != "none");
         if !in_memory && name.is_some() {
             return Err(Refusal::new(
-                "device: a profile makes memory as slow as a device, and a file takes its own \
-                 time: leave one of \
-                 profile and backing out",
+                "device: a profile sets the speed of a device in memory, and a file has a speed of \
+                 its own: leave out profile or backing",
             ));
         }
         if name.is_none() && self.state.is_some() {
             return Err(Refusal::new(
-                "device: state is a profile's: add profile=z-ssd, say, or leave it out",
+                "device: state applies only to a profile: add profile=z-ssd, say, or leave it out",
             ));
         }
         let profile = name.as_deref().map(load_profile).transpose()?;
-        // A SATA device has one queue; the controller has as many queues as it needs before it.
+        // A profile may have fewer queues (SATA: one) or a larger window than the software
+        // controller supports: its values are clamped to the controller's ranges.
         let of_profile = |get: fn(&Profile) -> u32, range: RangeInclusive<u16>| {
             let (least, most) = range.into_inner();
             profile.as_ref().map(|one| get(one).clamp(least.into(), most.into()) as u16)
@@ -342,7 +342,8 @@ impl DeviceTable {
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
         let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
-        // One of these three kinds takes any key: null and ram take only `size`.
+        // Each key is taken by at least one of these three kinds, because null and ram take only
+        // `size`, which the three kinds take, too.
         let other = [Kind::File, Kind::Paced, Kind::NvmeSoft]
             .into_iter()
             .find(has_key)
@@ -471,8 +472,7 @@ mod tests {
     fn what_a_software_controller_cannot_be() {
         let refusal = |text: &str| complete(text).unwrap_err();
         assert!(
-            refusal("nvme-soft,backing=/a,profile=z-ssd")
-                .contains("leave one of profile and backing out")
+            refusal("nvme-soft,backing=/a,profile=z-ssd").contains("leave out profile or backing")
         );
         assert!(refusal("nvme-soft,backing=disk").contains("(./disk)"));
         assert!(refusal("nvme-soft,profile=y-ssd").contains("z-ssd"));
@@ -513,7 +513,7 @@ mod tests {
             refusal("file,size=1G"),
             "device: a file needs a path: add path=/srv/disk.img, say"
         );
-        assert_eq!(refusal(""), "a device is wanted: null, ram, paced, nvme-soft or file,path=…");
+        assert_eq!(refusal(""), "no device: write null, ram, paced, nvme-soft or file,path=…");
     }
 
     #[test]

@@ -138,8 +138,8 @@ impl DeviceConfig {
     pub fn is_polled(&self) -> bool {
         match self {
             DeviceConfig::File { .. } => false,
-            // Completions of files are events on the ring of the poller, which with `core` is not a
-            // shard's.
+            // Completions of a file are events on the ring of the controller's poller. With `core`
+            // the poller is a thread of its own, so that shards find all completions by polling.
             DeviceConfig::NvmeSoft(NvmeConfig {
                 backing: Backing::File { .. }, poller, ..
             }) => *poller == Poller::Core,
@@ -149,7 +149,8 @@ impl DeviceConfig {
 
     /// Opens the device.
     ///
-    /// `own` are the files of tenants; their numbers follow the shared file's.
+    /// `own` are the tenants' own files. They are numbered in order, after the shared file, which
+    /// is number 0.
     pub fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
         self.open_after(own, Inherited::default())
     }

@@ -30,7 +30,7 @@ pub fn read_text(path: &Path) -> Result<String, Refusal> {
     )?;
     if bytes.len() as u64 > MOST {
         return Err(refuse(
-            "is longer than 1M: that is no file for people: name the one that was meant".into(),
+            "is longer than 1M, the limit for text files: name the file that was meant".into(),
         ));
     }
     // Zero bytes are valid UTF-8, and an empty image of a disk has only these.

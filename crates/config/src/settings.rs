@@ -57,9 +57,9 @@ const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 pub enum TlsMode {
     /// No TLS.
     Off,
-    /// Clients may.
+    /// Clients may use TLS.
     Optional,
-    /// Clients must.
+    /// Clients must use TLS.
     Required,
 }
 
@@ -232,7 +232,7 @@ pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// The given value, or both values combined.
+/// The value that is set, or both values combined by `together`.
 fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
         (Some(under), Some(over)) => Some(together(under, over)),
@@ -539,7 +539,8 @@ impl Settings {
         if tables.is_empty() {
             if self.is_of_a_file() {
                 return Err(Refusal::new(
-                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
+                    "no tenants: name the tenants that share the device, as in --tenant \
+                     db=10G,weight=300 \
                      --tenant web,weight=100",
                 ));
             }

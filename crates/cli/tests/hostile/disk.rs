@@ -1,10 +1,11 @@
 //! The possible contents of an export, byte for byte, while several connections change it at once.
 //!
-//! Events have moments, which only grow: a change begins when its header is sent and is done when
-//! its reply has been read. The data of a read must have been there between its request and its
-//! reply: each byte belongs to a change that had begun by then, and that no later one has certainly
-//! replaced. A change is certain if it was acknowledged; a change that failed, was cut off, or is a
-//! trim may have happened, in part or not at all.
+//! Each event has a moment, a number that grows with each event. A change begins when its header is
+//! sent and is done when its reply has been read. The data of a read must have been on the disk at
+//! some moment between its request and its reply: each byte belongs to a change that had begun
+//! before the reply, and that no later change had certainly replaced before the request. A change
+//! is certain if it was acknowledged; a change that failed, was cut off, or is a trim may have
+//! happened, in part or not at all.
 
 use std::ops::Range;
 

@@ -109,8 +109,8 @@ fn an_edit_of_the_file_moves_nobody() {
     let server = pool.serve(&["a=16", "b=8", "c=16"]);
     fill(&server, &[("a", b'A'), ("b", b'B'), ("c", b'C')]);
     end(server);
-    // One tenant is gone, a new one comes before the others, and these have changed places in the
-    // file.
+    // The new file lacks one tenant, has a new tenant before the others, and has the others in
+    // another order.
     let (server, address) = pool.watch(&["new=16", "c=16", "a"]);
     assert_eq!(bytes(&server, &["a", "c", "new"]), [b'A', b'C', 0]);
     let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
@@ -194,7 +194,7 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
-/// As `touch` or a full disk leaves it.
+/// `touch` or a full disk leaves an empty record.
 #[test]
 fn an_empty_record_counts_only_beside_a_pool_without_data() {
     let pool = Pool::new();

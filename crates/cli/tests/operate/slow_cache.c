@@ -1,4 +1,4 @@
-/* A disk for tests that is slow for the page cache: while the file FAIRQ_DISK.wait is there, no
+/* Simulates a disk that is slow for the page cache: while the file FAIRQ_DISK.wait exists, no
    writeback of the server's own ends. FAIRQ_DISK is made when one waits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -193,8 +193,8 @@ fn flags_win_key_by_key_unless_the_policy_is_another() {
     assert_eq!(file.overlaid("sfqd".parse().unwrap()), "sfqd".parse().unwrap());
 }
 
-/// Keys that no longer have an effect: the value of what is served is accepted with a warning, any
-/// other is refused with its replacement, and only the laboratory has it.
+/// Retired keys: the value of the variant that a server runs is accepted with a warning. Any other
+/// value is refused with a hint to the laboratory, which has the other variants.
 #[test]
 fn retired_keys_are_accepted_as_they_are_served() {
     let said = "mqfq:virtual-time=mindicator,slot-kind=tree,unthrottle=wheel";

@@ -185,7 +185,8 @@ fn flags_win_key_by_key() {
 fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(
         refusal("device = \"file,path=/a\""),
-        "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant \
+        "no tenants: name the tenants that share the device, as in --tenant db=10G,weight=300 \
+         --tenant \
          web,weight=100"
     );
     assert!(refusal("device = \"nvme-soft,backing=/a\"").starts_with("no tenants: "));

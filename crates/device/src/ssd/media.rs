@@ -11,7 +11,7 @@
 //! a number drawn from the seed, so that no stride meets the same die every time. A write goes to
 //! the die that is idle first, as in a log. A table of the places of the last writes would take two
 //! bytes for each page of the device without a benefit: after random writes pages are at random
-//! places, and after sequential writes in stripes, both as here.
+//! places, and after sequential writes they are in stripes, as with this rule.
 
 use super::server::{Bookings, Server, Speed};
 use crate::profile::Profile;
@@ -21,9 +21,9 @@ use crate::profile::Profile;
 pub(super) enum Work {
     /// A program of `bytes` bytes of the buffer, from `position` in the order of writing.
     Program { bytes: u32, position: u64 },
-    /// A page that is still valid, out of a block to be erased.
+    /// A move of a page that is still valid, out of a block that will be erased.
     Move,
-    /// A block.
+    /// The erase of a block.
     Erase,
 }
 

@@ -531,8 +531,8 @@ mod tests {
             error("", "group = \"b\""),
             "my.toml:11: tenant a: there is no group b: add [[group]] name = \"b\""
         );
-        assert!(error("", "min-iops = 0").contains("min-iops 0 keeps nothing"));
-        assert!(error("", "burst = 5").contains("there is none: add"));
+        assert!(error("", "min-iops = 0").contains("min-iops 0 reserves nothing"));
+        assert!(error("", "burst = 5").contains("without a cap: add"));
     }
 
     #[test]
