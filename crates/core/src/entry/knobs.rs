@@ -5,8 +5,8 @@
 //! words and help are written in one place, and its default is the field's.
 //!
 //! A value is a number in its unit (bytes, nanoseconds, hundredths), in whatever form operators
-//! write it. A word stands for a number: `off` for 0, `scan` for the place of that tracker in the
-//! list.
+//! write it. A word stands for a number, such as `off` for 0; the word of an enumeration's variant
+//! stands for the number of the variant.
 
 use alloc::vec::Vec;
 

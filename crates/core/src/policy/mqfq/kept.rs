@@ -370,7 +370,7 @@ mod tests {
     }
 
     /// The device's time for a request is not measured over an hour in which the request was not on
-    /// the device, or it would keep slots for half an hour.
+    /// the device. Otherwise the port would keep slots for half an hour.
     #[test]
     fn a_request_that_is_requeued_is_no_sample() {
         let config = MqfqConfig::new(Topology::flat(1), 2, 8)

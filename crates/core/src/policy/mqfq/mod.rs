@@ -34,7 +34,8 @@
 //!
 //! **Bounds.** A verb walks a path of the trees and, if virtual time or T has changed, empties the
 //! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
-//! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
+//! second while T follows, and once a minute 3 words of each flow, 1,024 flows in one tick; it
+//! takes no lock that a verb takes.
 //!
 //! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm
 //! (which is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.

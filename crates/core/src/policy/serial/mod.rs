@@ -6,8 +6,8 @@
 //!
 //! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
 //! may be served, completed, and changes of flows. [Lanes](Lane) say which flows may be served; by
-//! default all may. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the
-//! device and speaks the [port contract](crate::contract::port):
+//! default all may. [`Serial`] puts a policy behind one [`Platform::Mutex`], counts the slots of
+//! the device and implements the [port contract](crate::contract::port):
 //!
 //! - `submit` inserts; the request is staged.
 //! - `next` selects while a slot is free. A request must be issued by the port that it was
