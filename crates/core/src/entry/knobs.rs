@@ -319,8 +319,8 @@ pub const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
     MAX_REQUEST,
-    "the least cost of any request, also of a refused one; 4k on a device that is limited by the \
-     number of requests",
+    "the least cost of any request, also of one that the server refuses; 4k on a device that is \
+     limited by the number of requests",
 );
 
 /// The longest command that adjacent requests are merged to.
