@@ -107,7 +107,8 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
                 self.waiting.sent(lane, now_ns, pace_ns);
             }
             // The barrier was set while the request waited here. It is repeated on both sides of
-            // the request, because the policy does not know which other requests came before it.
+            // the request, because requests that came after the barrier may have reached the policy
+            // already, or may reach it later.
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
