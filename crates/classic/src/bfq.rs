@@ -542,8 +542,8 @@ impl SerialPolicy for BfqScheduler {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        // One call of `within` is for both turns, so that its result is written where the caller
-        // reads it, and not copied.
+        // The loop calls `within` in one place, for the turn in service and for a new one, so that
+        // the compiler lets `within` write its result where the caller reads it, without a copy.
         while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
@@ -566,7 +566,8 @@ impl SerialPolicy for BfqScheduler {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         let in_service = self.in_service.map(|turn| turn.flow);
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // A flow with staged requests stays behind, because it is still due that service.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) && in_service != Some(slot) {
                 flow.start = flow.start.max(self.virtual_time);
             }

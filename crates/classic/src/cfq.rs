@@ -479,8 +479,8 @@ impl SerialPolicy for CfqScheduler {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        // One call of `within` is for both slices, so that its result is written where the caller
-        // reads it, and not copied.
+        // The loop calls `within` in one place, for the active slice and for a new one, so that the
+        // compiler lets `within` write its result where the caller reads it, without a copy.
         while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
@@ -510,7 +510,8 @@ impl SerialPolicy for CfqScheduler {
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // A flow with staged requests stays behind, because it is still due that service.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) {
                 flow.used = flow.used.max(self.virtual_time);
             }

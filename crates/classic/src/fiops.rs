@@ -216,7 +216,8 @@ impl SerialPolicy for FiopsScheduler {
     #[inline]
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // A flow with staged requests stays behind, because it is still due that service.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) {
                 flow.count = flow.count.max(self.virtual_time);
             }

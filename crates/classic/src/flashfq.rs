@@ -139,8 +139,8 @@ pub struct FlashFqScheduler {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// Growth of requests that have left, after others were tagged behind them, in units: added to
-    /// all tags of the queue.
+    /// Growth, in units, of requests that left the queue after others had been tagged behind them.
+    /// It is added to all tags of the queue when they are compared.
     shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,

@@ -21,7 +21,7 @@
 //!
 //! | constant | cycles | where from |
 //! |---|---|---|
-//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: another path has 54 % more than one thread achieves, and at most the link's 3.2 GB/s; so a core of 3.6 GHz does 254 K reads of 8 KB at most |
+//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: on another path one thread reads 54 % more than on this one, and it cannot read more than the link's 3.2 GB/s; so on this path a core of 3.6 GHz does 254 K reads of 8 KB at most |
 //! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at the link's rate |
 //! | Linux 4.15 without KPTI | 9600 | `[D]` MQFQ 4.2: two times eight cores of 2.4 GHz reach the device's 4 M a second |
 //! | the division of these into the parts of [`BlockLayer`] | | `[G]`, in the same proportions for each |

@@ -384,7 +384,8 @@ impl Scenario {
                 self.cores_per_queue, MAX_CORES
             ));
         }
-        // After the tenants were checked: `tags` counts by the ports of their threads.
+        // This follows the check of the tenants, because `tags` counts by the ports of their
+        // threads, which must exist.
         let (tags, entries) =
             (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {

@@ -16,9 +16,9 @@
 //!
 //! **Bounds of loops.** A swap of a domain's word fails when another port has taken or returned a
 //! token: each failure is another verb's progress. A grant fails if another thread has granted the
-//! port a token and cleared its bit: no call grants more tokens, or finds more bits, than there are
-//! ports that went to wait in the meantime and before. A port returns at most the tokens that it
-//! was granted, which the depth bounds.
+//! port a token and cleared its bit: a call grants at most as many tokens, and finds at most as
+//! many bits, as there are ports that began to wait before or during the call. A port returns at
+//! most the tokens that it was granted, which the depth bounds.
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
 //! and *then* tries again; a port that makes a token free (or raises the depth) *then* reads
@@ -133,7 +133,8 @@ impl<P: Platform> Depths<P> {
     /// the port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
-        // The round after the port before it begins with the port itself, if it waits.
+        // `pass` begins after the port that it is given. Given the port before this one, it tries
+        // this port first.
         let before = PortId(port.0.wrapping_sub(1));
         self.pass(domain, if keeps { before } else { port }, None)
     }

@@ -11,10 +11,11 @@
 //!   up to the flow's part, rounded up, since the scheduler inside decides about the last place if
 //!   parts are not whole numbers. It is raised beyond that only while one more request would not
 //!   make the flow aggressive: otherwise the limit would be halved as soon as it is used, and with
-//!   more flows than places each limit would go from one to two and back with each request. (With
-//!   one request more than a part of whole requests, a flow of weight 100 has nine of 32 beside one
-//!   of 300 whenever that one has sent all its requests, and that one has at most 24: clients whose
-//!   queues run empty now and then share 1:2.8.) All limits are also set anew, as by a new flow,
+//!   more flows than places each limit would go from one to two and back with each request. (An
+//!   example shows why a part that is a whole number is not rounded up to the next one. A flow of
+//!   weight 100 would then have nine of 32 places whenever the other flow, of weight 300, had sent
+//!   all its requests. The other flow would still have at most 24. So clients whose queues
+//!   sometimes run empty would share 1:2.8.) All limits are also set anew, as by a new flow,
 //!   after two queue lengths of completions of any flows: by then the requests for which limits
 //!   were found have left the device. (With the first rule alone, limits that fit one moment's mix
 //!   of sizes stay: with them `flashfq` is less fair between requests of 4 KiB and of 128 KiB, and

@@ -114,7 +114,7 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     stage(&mut nass, 0, 0..2, 4096);
     assert_eq!(counts(&send(&mut nass)), [2, 0]);
     stage(&mut nass, 1, 0..80, 4096);
-    assert_eq!(counts(&send(&mut nass)), [0, 8], "beside the others' two");
+    assert_eq!(counts(&send(&mut nass)), [0, 8], "eight beside the two of the expected flow");
     stage(&mut nass, 0, 2..3, 4096);
     assert_eq!(counts(&send(&mut nass)), [1, 0], "an expected request goes at once");
     complete(&mut nass, &[0, 1, 2]);
@@ -125,7 +125,7 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     stage(&mut nass, 1, 80..100, 4096);
     stage(&mut nass, 2, 0..110, 4096);
     assert_eq!(nass.control.reserved.flows, 0);
-    assert_eq!(counts(&send(&mut nass))[1], 8, "beside eight, to half of the queue");
+    assert_eq!(counts(&send(&mut nass))[1], 8, "with the eight before, half of the queue");
 }
 
 /// Requests staged when the flow was removed still go, and no others follow.
@@ -239,7 +239,7 @@ fn served_around_each(
     let config =
         config(32).with(|config| (config.flows, config.tags) = (loops.len(), loops.len() * 64));
     let cfq = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
-    // Budgets of 8 MiB are even only over minutes.
+    // With budgets of 8 MiB shares are even only over minutes.
     let bfq = BfqConfig { idle_ns: 0, budget_bytes: 1 << 20, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
     [

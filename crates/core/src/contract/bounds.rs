@@ -22,7 +22,7 @@ pub const MAX_JOBS: usize = u32::MAX as usize;
 /// The most slots D: the deepest an NVMe queue can be.
 pub const MAX_SLOTS: u32 = 65_536;
 /// The largest threshold T, in bytes at the [reference weight](crate::ReferenceWeight): 1 TiB. That
-/// is at most 2^46.7 units, if all weights are 1: far inside the window of virtual time.
+/// is at most 2^52.7 units, if all weights are a 64th: inside the window of virtual time (2^55).
 pub const MAX_THRESHOLD: u64 = 1 << 40;
 
 /// The largest value of a knob that is a time: a minute, in nanoseconds.

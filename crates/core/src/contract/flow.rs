@@ -118,12 +118,13 @@ pub enum FlowError {
     NotUrgent,
     /// The policy has no D, or cannot change it, so it keeps no latency targets.
     #[error(
-        "no latency targets: this policy has no D by which to hold others back; take one that has \
-         (mqfq, say), or leave out latency; with d2fq, urgent=true sends its requests first"
+        "no latency targets: this policy has no D by which to hold other tenants back; choose a \
+         policy that has one, such as mqfq, or leave out latency; with d2fq, urgent=true sends the \
+         tenant's requests first"
     )]
     NoTargets,
     /// The most flows that can have a target have one already.
-    #[error("64 tenants of this store have a latency target already: leave out one's latency")]
+    #[error("64 tenants of this store have a latency target already: remove latency from one")]
     ManyTargets,
     /// The policy was built without limits.
     #[error("no caps: this policy was built without the layer that keeps them")]

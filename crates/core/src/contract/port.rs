@@ -300,8 +300,8 @@ pub trait Port: Send {
     /// Requests of different ports are never joined.
     fn barrier(&mut self, flow: FlowId);
 
-    /// The numbers behind the port's last decision: on this live request, or (`None`) on the port,
-    /// which may issue no request. Called only while decisions are recorded.
+    /// The numbers behind the port's last decision: about this live request, or, for `None`, that
+    /// the port may issue no request. Called only while decisions are recorded.
     fn reason(&self, tag: Option<Tag>) -> Reason;
 }
 
@@ -525,7 +525,7 @@ pub enum DepthState {
 pub struct TokenStats {
     /// Periods begun.
     pub periods: u64,
-    /// Tokens of the current one, for all flows, in bytes read.
+    /// Tokens of the current period for all flows together; one token pays for one byte of a read.
     pub tokens: u64,
     /// Cost of writes, in hundredths of their bytes.
     pub write_percent: u64,

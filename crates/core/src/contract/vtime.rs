@@ -17,8 +17,8 @@
 //! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
 //! at weight 100). So every policy's `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away,
 //! lifts the end tags of flows that lag behind to virtual time. After a lift no tag is behind
-//! virtual time by more than the service of one period (of one period and 16 seconds, if a tick
-//! lifts some flows at a time), so no tag leaves the window.
+//! virtual time by more than the service of one period (of one period and 16 seconds, if each tick
+//! lifts only some of the flows), so no tag leaves the window.
 
 use crate::contract::flow::Weight;
 use crate::contract::port::Cost;
@@ -198,8 +198,8 @@ impl Normalizer {
 //
 // **Problem.** Only the ratios of weights matter, but a unit of virtual time is a byte at weight
 // 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of weight 10,000 be
-// 4.5 MiB ahead, which on a slow device is a second of service for all others, and holds a flow of
-// weight 1 to 460 bytes. **Model.** A threshold is in bytes of a flow of the *reference weight*
+// 4.5 MiB ahead, which on a slow device is a second of service for all others, but a flow of weight
+// 1 by only 460 bytes. **Model.** A threshold is in bytes of a flow of the *reference weight*
 // `R`: `B` bytes are `B x 100 / R` units. Over all flows, `R = max(lightest, heaviest / 4)`. Then
 // - if all weights are multiplied by one factor, every flow keeps its number of bytes;
 // - if all weights are 100, `R` is 100: a byte is a unit;

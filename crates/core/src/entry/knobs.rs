@@ -5,8 +5,8 @@
 //! words and help are written in one place, and its default is the field's.
 //!
 //! A value is a number in its unit (bytes, nanoseconds, hundredths), in whatever form operators
-//! write it. A word stands for a number: `off` for 0, `scan` for the place of that tracker in the
-//! list.
+//! write it. A word stands for a number, such as `off` for 0; the word of an enumeration's variant
+//! stands for the number of the variant.
 
 use alloc::vec::Vec;
 
@@ -319,8 +319,8 @@ pub const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
     MAX_REQUEST,
-    "the least cost of any request, also of a refused one; 4k on a device that is limited by the \
-     number of requests",
+    "the least cost of any request, also of one that the server refuses; 4k on a device that is \
+     limited by the number of requests",
 );
 
 /// The longest command that adjacent requests are merged to.

@@ -73,8 +73,8 @@ pub mod none {
     impl<P: Platform> Limits for NonePolicy<P> {}
 }
 
-/// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
-/// the names that the signatures of the contract use in scope.
+/// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. The caller of
+/// the macro must have in scope all names that the signatures of the contract use.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! policies {

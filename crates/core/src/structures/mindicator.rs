@@ -94,9 +94,10 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
 // only when another port has changed the node meanwhile, so each retry is another verb's progress;
 // a raise that finds the new minimum in place stops.
 //
-// *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple of
-// 128 changes leave the node with the very same tag swaps a stale minimum in. Virtual time may then
-// be later than some lead, by no more than the distance to the other leads that were read. Nothing
+// *The stamp's limit.* Suppose that a raise is suspended between its read and its swap of a node,
+// and that a multiple of 128 changes meanwhile leaves the node with the very same tag. Then the
+// swap puts a stale minimum into the node. Virtual time may then be later than some lead, by no
+// more than the distance to the other leads that were read. Nothing
 // is lost or stuck: the passed-over requests are dispatched first, and flows that come in the
 // meantime start that much later.
 impl<P: Platform> VirtualTime<P> {
@@ -146,8 +147,8 @@ impl<P: Platform> VirtualTime<P> {
 
     /// Lowers the port's leaf to `lead`, or sets it if it was empty, and then lowers its ancestors
     /// up to the first whose least does not change. Returns virtual time if the arrival moved it
-    /// on. Unlike [`Self::pin`] it does not keep virtual time from moving, so `lead` is before
-    /// virtual time if that has moved past it since the caller read it.
+    /// on. Unlike [`Self::pin`] it does not keep virtual time from moving: `lead` is before virtual
+    /// time if virtual time has moved past `lead` since the caller read virtual time.
     pub fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(lead));

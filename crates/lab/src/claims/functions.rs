@@ -31,7 +31,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
         lifted(arguments, &on)
     };
     match (name, arguments.len()) {
-        // Of each value.
+        // These functions are applied to each item of lists.
         ("near", 3) => each(|of| near(of[0], of[1], of[2]).into()),
         ("within", 3) => each(|of| ((of[0] - of[1]).abs() <= of[2]).into()),
         ("abs", 1) => each(|of| of[0].abs().into()),
@@ -49,7 +49,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
             let on = |of: &[Value]| Ok(said(of[0].text()?, &of[1..])?.as_str().into());
             lifted(arguments, &on)
         }
-        // Of each innermost list.
+        // These functions reduce each innermost list to one value.
         ("max", 1) => over(|of| of.iter().copied().reduce(f64::max).unwrap_or(0.0)),
         ("min", 1) => over(|of| of.iter().copied().reduce(f64::min).unwrap_or(0.0)),
         ("sum", 1) => over(|of| of.iter().sum()),

@@ -42,7 +42,7 @@ pub(super) fn measure(name: &str, run: &Run, scenario: &fairq_sim::Scenario) -> 
         "ratios_from" => ratios(run).map(|(from_s, _)| from_s).collect(),
         "fair_from" => fair_from(run, scenario).into(),
         "p99_of_lightest_ms" => p99_of_lightest_ms(run, scenario)?.into(),
-        // Of each tenant.
+        // These measures have a number for each tenant.
         "bytes" => each(&|got| got.bytes as f64),
         "requests" => each(&|got| got.requests as f64),
         "shares" => run.shares().into_iter().collect(),

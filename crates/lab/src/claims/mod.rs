@@ -236,8 +236,8 @@ pub(crate) fn answer(
         };
         ABLATIONS.iter().filter(move |one| ablations && one.is_run()).filter(is_of)
     };
-    // By seed and then by experiment: `outcomes` keeps that order, so the answers of a row are in
-    // the order of the seeds.
+    // The plan is ordered by seed and then by experiment. `outcomes` keeps that order, so the
+    // answers of a row are in the order of the seeds.
     let planned = |seed| {
         let one = move |&of: &&'static Experiment| Planned {
             of,

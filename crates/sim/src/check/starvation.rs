@@ -13,9 +13,9 @@
 //!
 //! The first two terms follow from weights alone: a request of the flow costs L / w of virtual
 //! time, in which the others are served, and each flow may be T ahead or behind. The third term is
-//! the service of the requests before this one in queues that are not reordered. These are the
-//! device's queues and, with classes, up to one round of the largest weights for each command
-//! before it in a low queue, and for each queue. The last term is one turn of each of the F flows,
+//! the service of the requests before this one in the device's queues, which are not reordered.
+//! With classes the device may serve one round of the largest weights for each command before this
+//! one in a low queue, and one for each queue. The last term is one turn of each of the F flows,
 //! for policies that serve one flow at a time. The bound is loose on purpose: `bounds` and `share`
 //! check fairness, and this check detects only gross faults.
 

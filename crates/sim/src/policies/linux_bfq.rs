@@ -17,7 +17,7 @@
 //!   last request has completed, if the other queues have other weights or groups
 //!   (`bfq_better_to_idle`; [`Kernel`] has the rule of each version).
 //! - *Injection.* While BFQ waits, it dispatches requests of other queues, as many as lengthen the
-//!   queue's own requests by less than a half (`bfq_choose_bfqq_for_injection`,
+//!   time of the queue's own requests by less than a half (`bfq_choose_bfqq_for_injection`,
 //!   `bfq_update_inject_limit`).
 //! - *Tags.* A queue has its weight's share of 256 tags; its further requests wait outside of BFQ
 //!   for a tag (`bfqq_request_over_limit`).
@@ -443,8 +443,8 @@ impl LinuxBfq {
             return None;
         }
         let served = &self.queues[turn.at];
-        // A request that is injected beside a raised queue delays its next one. So if that queue
-        // usually sends again soon, only requests of other raised queues are injected.
+        // An injected request delays the next request of the queue in service. So if that queue is
+        // raised and usually sends again soon, only requests of other raised queues are injected.
         let spares = served.raising.is_on() && served.think.is_short();
         if spares && self.raised() < 2 {
             return None;

@@ -54,8 +54,8 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
     let mut record = [0; 40];
     let mut version = None;
     for number in 1.. {
-        // Reads the length of version 1 first, which both versions have at least, until the first
-        // record shows its version.
+        // Until the first record shows its version, the length of version 1 is read, which is the
+        // shorter one.
         let known = version.unwrap_or(Version::One).size();
         if !fill(&mut from, &mut record[..known], number)? {
             return Ok(());

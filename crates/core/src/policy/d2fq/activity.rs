@@ -42,7 +42,7 @@ pub struct FlowState<P: Platform> {
 /// One line a flow, so that no flow slows another down.
 const _: () = assert!(size_of::<FlowState<Native>>() == 64);
 
-/// The number of ports on which a flow is in flight, and the start time of its state.
+/// The number of ports on which a flow has requests in flight, and the start time of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity(u64);
 
@@ -58,7 +58,7 @@ impl Activity {
         now_ns.saturating_sub(self.0 & !PORTS)
     }
 
-    /// Whether it is in flight, or was so within the grace period.
+    /// Whether the flow has requests in flight, or had some within the grace period.
     #[inline]
     pub fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
         self.ports() > 0 || (self.0 != 0 && self.lasts_ns(now_ns) <= grace_ns)

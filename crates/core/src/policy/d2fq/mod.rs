@@ -34,10 +34,10 @@
 //! searches for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
 //! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
 //!
-//! **Knobs.** [`D2fqConfig`]. Decision 8 and `decisions.md` beside this file, whose numbers
-//! comments cite, list the points that the paper leaves open and the differences from the paper.
-//! Memory ordering is argued in `gvt` and `activity`; usage statistics are single-writer words,
-//! Relaxed.
+//! **Knobs.** [`D2fqConfig`]. docs/decisions/0008 and `decisions.md` beside this file list the
+//! points that the paper leaves open and the differences from the paper. "Decision 3" in a comment
+//! is row 3 of `decisions.md`. Memory ordering is argued in `gvt` and `activity`; usage statistics
+//! are single-writer words, Relaxed.
 
 #[doc(hidden)]
 #[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
@@ -215,7 +215,8 @@ struct Did {
     waits: bool,
 }
 
-/// A seat of a port at the end of the last period: its owner in a word, and its counts.
+/// A seat of a port at the end of the last period: the name of its owner (`port::name`), and its
+/// counts.
 #[derive(Clone, Copy)]
 struct LastSeat {
     owner: u64,

@@ -1,4 +1,4 @@
-//! The sloppy word and the count of active ports under the model checker.
+//! The word of global virtual time and the count of active ports under the model checker.
 //! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib d2fq::models`
 
 use std::sync::Arc;

@@ -164,9 +164,10 @@ pub fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     next.map_or(ratio, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// The ratio that keeps the shares of this period: the lightest of the throttled flows is in the
-/// low class, with the throttled flows of less than twice its requests, and all others are in the
-/// classes above, which get `r + ceil(sqrt r)` requests for each one of the low class.
+/// The ratio that keeps the shares of this period. It assumes that the throttled flow with the
+/// fewest requests is in the low class, together with each throttled flow that has less than twice
+/// as many, and that all others are in the classes above, which get `r + ceil(sqrt r)` requests for
+/// each one of the low class.
 ///
 /// Eq. 3 takes a class's speed for a flow's, as if no other flow were in the medium class. After a
 /// ratio that was too large its result is too small, and the ratio would oscillate between 5 and 33

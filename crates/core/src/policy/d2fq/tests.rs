@@ -189,7 +189,7 @@ fn thresholds_are_above_what_is_in_flight() {
     assert_eq!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
-/// Decision 5: a flow ahead of gvt stays there over idleness.
+/// Decision 5: a flow that is ahead of gvt is still ahead after it was idle.
 #[test]
 fn idling_does_not_erase_debt() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -385,7 +385,7 @@ fn a_flow_left_behind_does_not_drive_the_ratio() {
     let left = Sample { waits: false, ..sample(0, 10, [20, 0, 0]) };
     let [a, b] = [sample(60, 100, [60, 0, 30]), sample(64, 100, [0, 0, 30])];
     assert_eq!(next(256, &[left, a, b], unfair), 64, "a is slowed down by 86; a quarter a period");
-    assert_eq!(next(6, &[left, a, b], unfair), 5, "by 2.67; 6 is 2.25 times that");
+    assert_eq!(next(6, &[left, a, b], unfair), 5, "b is slowed down 2.25 times as much as a");
     assert_eq!(next(3, &[left, a, b], unfair), 3);
     let shallow = Sample { waits: true, ..left };
     assert_eq!(next(256, &[shallow, a, b], unfair), 64, "80 of the high for 60 of the low");
@@ -632,8 +632,9 @@ fn urgent_is_off_by_default_and_never_beyond_a_share() {
 }
 
 proptest! {
-    /// Law: in any interval urgent bytes are at most the budget's part of all bytes submitted by
-    /// its end and not counted at its beginning, plus the burst.
+    /// Law: in any interval urgent bytes are at most the budget's part of all bytes, plus the
+    /// burst. All bytes are the bytes submitted by the end of the interval, less the bytes already
+    /// counted at its beginning.
     #[test]
     fn urgent_keeps_its_budget(
         percent in 1u8..=50,

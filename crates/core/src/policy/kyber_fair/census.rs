@@ -115,7 +115,7 @@ impl Default for Ends {
 impl Ends {
     /// Notes that the period ends now. Gives the number of periods whose flows count in the next:
     /// this one, and the earlier ones that began after `since_ns`. (A flow with requests in the
-    /// device is seen in each period, unless periods are shorter than requests stay.)
+    /// device is seen in each period, unless periods are shorter than the device's latency.)
     pub(super) fn reach(&mut self, number: u64, now_ns: u64, since_ns: u64) -> u8 {
         if let Some(end_ns) = self.0.get_mut(number as usize % BUCKETS) {
             *end_ns = now_ns;

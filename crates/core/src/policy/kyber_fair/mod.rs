@@ -90,8 +90,8 @@ pub struct KyberFairConfig {
     /// no flow is throttled. Default 32.
     pub busy: u32,
     /// With fewer than `busy` requests outstanding, but at least one, flows stay throttled for the
-    /// elapsed time of the period divided by this number, because clients that keep many requests
-    /// outstanding have few for moments. 0: flows are not throttled then. Default 64.
+    /// elapsed time of the period divided by this number, because even clients with many requests
+    /// outstanding have few at some moments. 0: flows are not throttled then. Default 64.
     pub patience: u32,
     /// Bounds of a period's tokens.
     pub tokens: Totals,

@@ -12,10 +12,10 @@
 //!
 //! **The period of a pot** is given by its tag, which is compared for equality only ([`Pot`]).
 //!
-//! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
-//! before the number that they belong to. A port that reads the number and then the rest has the
-//! rest of this period or of the next: a port that is just being overtaken may fill a pot by the
-//! next period's tokens per weight.
+//! **The tokens per weight**, and the other fields of a [`Period`], are written while the bit is
+//! set, before the number that they belong to. A port reads the number first, so the fields that it
+//! reads after that are those of this period or of the next: if the next period begins just then,
+//! the port may fill a pot by the next period's tokens per weight.
 //!
 //! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
 //! port that fails leaves it to the winner. The winner reads the active flows from the census
@@ -32,8 +32,8 @@
 //! so far (`bear_until_ns`).
 //!
 //! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch (a
-//! pot has as many as stated below, and one for each port), or when a period begins, which ends the
-//! loop. A compare-and-swap of `unspent` fails when another flow has run out: once a flow and
+//! pot has as many batches as stated below, and one more for each port), or when a period begins,
+//! which ends the loop. A compare-and-swap of `unspent` fails when another flow has run out: once a flow and
 //! period. A period is claimed by one attempt. `port` bounds the number of periods that a call of
 //! `next` follows.
 //!

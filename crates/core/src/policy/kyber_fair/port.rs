@@ -38,8 +38,8 @@ use crate::structures::queues::{Fifo, Links};
 
 /// No request is charged more than this, 1 TiB, before the ratio is applied.
 const MAX_CHARGE: u64 = 1 << 40;
-/// The most periods that one call of `next` goes through; except in absurd cases, all flows pay
-/// only debts for fewer periods in a row than this.
+/// The most periods that one call of `next` goes through. In all but absurd cases some flow has
+/// paid its debts after fewer periods and can send.
 const MOST_PERIODS: u32 = 64;
 
 /// One shard's port of Kyber-fairness.

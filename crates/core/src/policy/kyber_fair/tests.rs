@@ -123,8 +123,9 @@ fn nobody_waits_beside_an_idle_device() {
     assert!(issue_all(first, 100 * MS).starts_with(&[1]), "whatever its debt is");
 }
 
-/// Ports of a and b sleep, and a's request is taken back before or after the device has run empty,
-/// for which one sleeper is woken. b's request goes in each case.
+/// Ports of a and b sleep, and a's request is taken back before or after the device has run empty.
+/// The port whose request was the last on the device wakes one sleeper. b's request is issued in
+/// each case.
 #[test]
 fn a_port_that_has_taken_back_its_last_request_sleeps_for_nobody() {
     for is_late in [false, true] {

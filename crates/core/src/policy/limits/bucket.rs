@@ -124,9 +124,9 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Takes `cost` for a request that goes regardless of the bucket. The missing part becomes a
-    /// debt of at most [`DEBT`] bursts. If the debt is within an eighth of the request's cost of
-    /// this limit, nothing is written, so that a flow far above this rate does not write the shared
-    /// word for each request.
+    /// debt of at most [`DEBT`] bursts. If the debt may grow by no more than an eighth of the
+    /// request's cost, nothing is written, so that a flow far above this rate does not write the
+    /// shared word for each request.
     #[inline]
     pub(crate) fn spend(&self, now: Time, cost: Time) {
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);

@@ -14,7 +14,7 @@ const IDLE_NS: u64 = 100_000_000;
 /// row, up to 16 times this value.
 const FUTILE_NS: u64 = 16_000_000_000;
 const FUTILE_MOST: u32 = 4;
-/// A flow has its reservation if it has this part of it, in percent.
+/// A reservation counts as met if the flow was served at least this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
 /// A flow and its settings.
@@ -49,8 +49,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// `begun`: the counts of the slot at this time, which go on from one flow to the next and so
-    /// are subtracted.
+    /// `begun`: the counts of the slot at this time. They are subtracted from later counts, because
+    /// a new flow in the slot does not reset them.
     pub(super) fn new(flow: FlowId, weight: Weight, effective: Weight, begun: Demand) -> Member {
         Member {
             flow,

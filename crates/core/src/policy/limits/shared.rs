@@ -91,7 +91,8 @@ impl Word {
     }
 }
 
-/// A request before the caps of its flow and of the groups around it, inner ones first.
+/// The caps that a request has to pass: those of its flow and then of the groups around the flow,
+/// inner groups first.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
     slot: u32,
@@ -404,7 +405,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Takes a request that has waited off the count.
+    /// Subtracts a request that has waited from the count.
     pub(crate) fn count_off(&self, slot: usize, by: u16, held_ns: u64) {
         for account in self.both(slot, by) {
             account.waiting.fetch_sub(1, Ordering::Relaxed);

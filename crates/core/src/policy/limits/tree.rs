@@ -1,10 +1,11 @@
 //! The tree of groups: a flow's effective weight and reservation at its place.
 //!
 //! **Model.** Each group keeps the sum of the weights of its members that are *active*, and of
-//! their reservations. When a member becomes active or idle the sums of the groups above change: a
-//! step a level. A flow's effective weight is its top group's, times its part of the sum on each
-//! level; an idle flow is counted as if it were active, so that it has about its share from its
-//! first request on. So the share that an idle member leaves goes to its siblings first.
+//! their reservations. When a member becomes active or idle the sums of the groups above change,
+//! which takes one step per level. A flow's effective weight is its top group's, times its part of
+//! the sum on each level, so the share that an idle member leaves goes to its siblings first. The
+//! weight of an idle flow is computed as if the flow were active, so that the flow has about its
+//! share from its first request on.
 //!
 //! **Reservations.** A group's *base* is its reservation, or the sum of its active members' bases,
 //! if that is more. The part of a group's reservation above the bases of its active members is

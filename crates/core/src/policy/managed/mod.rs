@@ -90,8 +90,8 @@ pub struct Managed<L, P: Platform = Native> {
 
 /// State that ports and the control side share.
 pub(crate) struct Shared<P: Platform> {
-    /// The ports' work for the stages: flags and, above them, the number of changes of caps and of
-    /// flows with reservations. 0: there is nothing to do.
+    /// The ports' work for the stages: flags and, above them, the number of changes of caps, of
+    /// flows' groups and of granted reservations. 0: there is nothing to do.
     state: P::U64,
     /// 1 while targets hold D below its value without them.
     pub(crate) is_bound: P::U64,

@@ -53,8 +53,8 @@ pub struct ManagedPort<Q, P: Platform = Native> {
     /// The last `next` did not call the policy: this port's part of the room on the device was in
     /// use.
     is_full: bool,
-    /// The state of the settings that this port knows, and the number of slots that it has not
-    /// visited since it has changed.
+    /// The state of the settings that this port knows, and the number of slots that the port has
+    /// not visited since that state changed.
     seen: u64,
     unseen: usize,
 }
@@ -343,7 +343,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
     #[inline(never)]
     fn until(&self, next: Next) -> Next {
         // Time alone fills a bucket: no verb of another port wakes this one then. If as many
-        // requests as may have gone ahead, a completion has to come first.
+        // requests went ahead as may be on the device, one of them has to complete first.
         let lanes_ns = if self.may_go() { self.lanes.first_ns } else { u64::MAX };
         let due_ns = self.waiting.agenda.first_ns.min(lanes_ns);
         match next {
@@ -553,8 +553,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
         if reason.held == Some(Held::NoSlot) && is_bound() {
             reason.held = Some(Held::Target);
         }
-        // A request that is staged here is of a flow without a reservation, or flows with different
-        // reservations have lanes here.
+        // Some staged request may wait for the requests of another flow that went ahead: it is of a
+        // flow without a reservation, or several flows with reservations have lanes here.
         let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
             && self.shared.limits.ahead.load(Ordering::Relaxed) > 0;

@@ -8,7 +8,8 @@
 //!
 //! **Model.** This is anticipatory scheduling (Iyer and Druschel, SOSP 2001) of one slot of D, and
 //! not of the whole device. The slot of a request that completes is *kept* for its flow if
-//! - the flow has nothing waiting on this port, and another flow has;
+//! - the flow has nothing waiting on this port, but another flow has, or no slot of D is free, so
+//!   that another port may wait for one;
 //! - the flow has had less than its share: its next request, at the cost of this one, would end in
 //!   virtual time no later than the request that would get the slot. So the flow takes nothing that
 //!   is due to another flow by weight;
@@ -370,7 +371,7 @@ mod tests {
     }
 
     /// The device's time for a request is not measured over an hour in which the request was not on
-    /// the device, or it would keep slots for half an hour.
+    /// the device. Otherwise the port would keep slots for half an hour.
     #[test]
     fn a_request_that_is_requeued_is_no_sample() {
         let config = MqfqConfig::new(Topology::flat(1), 2, 8)

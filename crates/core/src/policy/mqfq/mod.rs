@@ -33,8 +33,8 @@
 //! 4096, and it wakes port 0. In the long run b sends two for each of a's.
 //!
 //! **Bounds.** A verb walks a path of the trees and, if virtual time or T has changed, empties the
-//! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
-//! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
+//! wheel: 64 buckets, each a word for 64 ports. A `tick` takes no verb's lock. While T follows, it
+//! reads 2 words of each port ten times a second; once a minute it reads 3 of each flow.
 //!
 //! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm
 //! (which is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.

@@ -538,7 +538,7 @@ impl Local {
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
             Some(start) => local.account.end.since(start).max(0).unsigned_abs(),
-            // No request waits here before which the flow's next request could start.
+            // The flow has no request staged here, so no order has to be kept.
             None => u64::MAX,
         };
         let units = local.credit.min(room);

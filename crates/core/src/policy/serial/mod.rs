@@ -6,8 +6,8 @@
 //!
 //! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
 //! may be served, completed, and changes of flows. [Lanes](Lane) say which flows may be served; by
-//! default all may. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the
-//! device and speaks the [port contract](crate::contract::port):
+//! default all may. [`Serial`] puts a policy behind one [`Platform::Mutex`], counts the slots of
+//! the device and implements the [port contract](crate::contract::port):
 //!
 //! - `submit` inserts; the request is staged.
 //! - `next` selects while a slot is free. A request must be issued by the port that it was
@@ -27,7 +27,7 @@
 //! **Bounds.** The lock is held for a verb of the policy, whose heaps are as deep as the logarithm
 //! of the flows, and in `next` for as many verbs as slots are free. A `tick` holds it while 1,024
 //! flows are lifted, and further flows follow a millisecond later ([`Lift`]); adding, weighing and
-//! removing a flow hold it while the weights of all flows are read.
+//! removing a flow hold it for at most 256 steps, which update the extremes of the weights.
 //!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in

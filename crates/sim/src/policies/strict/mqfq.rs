@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | a flow's end tag | ports charge it in batches | one shared fetch-and-add for each request | 3.1 |
 //! | window | T less a reserve for charges not yet made | T | 2.1 |
-//! | a port's lead | published past a lag | published after each dispatch | Figure 2 |
+//! | a port's lead | published when it has moved by more than a lag | published after each dispatch | Figure 2 |
 //! | arrival at the head | updates the tree's path up to the root | up to the first node whose minimum does not change | 3.1 |
 //! | virtual time | read again only if the last value throttles the port | read for each request | Figure 2 |
 //! | polling | none | for virtual time and for slots | 4.3.2 |
@@ -268,8 +268,8 @@ impl<P: Platform> Port for StrictMqfqPort<P> {
         let can_use = self.lead().is_some_and(|lead| {
             let window = self.shared.wheel.window();
             let is_held = |time| self.shared.is_timed && window.holds_back(lead, time);
-            // Virtual time only advances, so only if the value read last throttles the request has
-            // the port to read it again.
+            // Virtual time only advances, so the port has to read it again only if the value read
+            // last throttles the request.
             if is_held(self.time) {
                 self.time = self.shared.time.now();
             }

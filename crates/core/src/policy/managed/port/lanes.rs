@@ -19,7 +19,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
     #[cold]
     pub(super) fn wait(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
         let slot = request.flow.slot();
-        // A lane of a flow that is gone has requests, so its slot is not another flow's.
+        // The lane is of this flow: a removed flow keeps its slot while its lane has requests.
         let lane = self.waiting.lane_of(request).or_else(|| {
             let weight = self.weight(slot);
             let at_ns = self.shared.limits.again_ns(now, wait, path, weight);
@@ -106,7 +106,9 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
                 let pace_ns = self.shared.limits.pace_ns(now, &path, weight);
                 self.waiting.sent(lane, now_ns, pace_ns);
             }
-            // The barrier came while the request waited here, and stands on both sides of it.
+            // The barrier was set while the request waited here. It is repeated on both sides of
+            // the request, because requests that came after the barrier may have reached the policy
+            // already, or may reach it later.
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
