@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * As much of Linux as ../module/queue.c, staged.c, engine.c and group.c are written against: they are compiled as they
- * are, with this header before them and empty files for what they include. Where another CPU's steps can come in
- * between, there is a step() here: at each lock, and at each access without one.
+ * The part of Linux's interface that ../module/queue.c, staged.c, engine.c and group.c use. These
+ * files are compiled unchanged: this header is included first, and the headers of Linux that they
+ * include are empty files. Another CPU can run at each step(): at each lock, and at each access to
+ * shared memory without a lock.
  */
 #ifndef FAIRQ_CHECK_LINUX_H
 #define FAIRQ_CHECK_LINUX_H
@@ -60,7 +61,7 @@ typedef int64_t s64;
 #define PAGE_SIZE 4096UL
 #define GFP_KERNEL 0
 #define __GFP_NOWARN 0
-/* Full of zeroes; at the beginning of a page. */
+/* Returns zeroed memory that begins at a page boundary. */
 void *take_memory(size_t size);
 void give_memory(const void *memory);
 #define kzalloc(size, gfp) take_memory(size)
@@ -182,11 +183,11 @@ bool is_awake(void);
 #define spin_lock_init(lock) ((lock)->owner = NULL)
 #define spin_lock_irqsave(lock, flags) ((flags) = 0, take(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), give(lock))
-/* Within a port's. */
+/* spin_lock() takes a lock while a port's lock is held. */
 #define spin_lock(lock) take_within(lock)
 #define spin_unlock(lock) ((lock)->owner = NULL)
 void take_within(spinlock_t *lock);
-/* Within all others. */
+/* Raw locks are taken after all other locks. */
 typedef struct { const void *owner; } raw_spinlock_t;
 void take_raw(raw_spinlock_t *lock);
 void give_raw(raw_spinlock_t *lock);
@@ -200,7 +201,7 @@ struct lock_class_key { int unused; };
 #define spin_unlock_irq(lock) give(lock)
 #define local_irq_disable()
 #define local_irq_enable()
-/* The number of CPUs in read-side sections; memory is freed after all of them. */
+/* The number of CPUs in RCU read-side sections; no cgroup is freed meanwhile. */
 extern u32 rcu_readers;
 #define rcu_read_lock() ((void)rcu_readers++)
 #define rcu_read_unlock() ((void)rcu_readers--)
@@ -224,7 +225,7 @@ struct hrtimer {
 };
 u64 ktime_get_ns(void);
 #define ns_to_ktime(ns) ((ktime_t)(ns))
-/* Looks at groups come twenty times as often as in Linux, so that a short run has many. */
+/* Scans of the groups are twenty times as frequent as in Linux, so that a short run has many. */
 #define msecs_to_jiffies(ms) ((u64)(ms) * 50000)
 void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode);
 void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
@@ -232,10 +233,10 @@ void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
 #define hrtimer_get_expires(timer) ((ktime_t)(timer)->expires_ns)
 #define ktime_to_ns(at) ((s64)(at))
 #define hrtimer_is_queued(timer) ((timer)->is_armed)
-/* Waits for the function if it runs; what that arms is disarmed. */
+/* Waits for the timer's function if it runs, and disarms the timer again if it has armed it. */
 void hrtimer_cancel(struct hrtimer *timer);
 
-/* Work for the kernel's threads: one item runs on one CPU at a time. */
+/* A work item, which one thread of the kernel runs at a time. */
 struct work_struct {
 	void (*function)(struct work_struct *work);
 	bool is_due, is_running;
@@ -254,16 +255,19 @@ void queue_delayed_work(const void *queue, struct delayed_work *work, u64 delay_
 #define INIT_WORK(work, function) init_work(work, function)
 #define INIT_DELAYED_WORK(delayed, function) init_delayed_work(delayed, function)
 void init_delayed_work(struct delayed_work *delayed, void (*function)(struct work_struct *));
-/* It does not run any more, and is not queued until it is enabled. */
+/*
+ * When this returns, the work item does not run and is not pending. It cannot be queued until it is
+ * enabled.
+ */
 void disable_work_sync(struct work_struct *work);
 void disable_delayed_work_sync(struct delayed_work *delayed);
 #define enable_work(work) ((work)->disabled--, step())
 #define enable_delayed_work(delayed) enable_work(&(delayed)->work)
-/* The same while this waits for it. */
+/* The same, but the work item can be queued again afterwards. */
 #define cancel_work_sync(work) (disable_work_sync(work), enable_work(work))
 #define cancel_delayed_work_sync(delayed) (disable_delayed_work_sync(delayed), enable_delayed_work(delayed))
 
-/* The number of users of a queue: it is frozen when there is none. */
+/* The number of users of a queue. freeze() waits until it is 0. */
 struct percpu_ref { u64 count; };
 #define percpu_ref_get(ref) ((void)(ref)->count++)
 #define percpu_ref_put(ref) (step(), (void)(ref)->count--)
@@ -289,7 +293,7 @@ struct blk_mq_hw_ctx {
 	u32 flags;
 	int numa_node;
 	struct blk_mq_tags *sched_tags;
-	/* The model's own. */
+	/* Fields that only the model has. */
 	struct list_head dispatch;
 	bool is_due, wants_restart;
 };
@@ -302,7 +306,7 @@ struct request {
 	struct bio *bio, *biotail;
 	u64 offset;
 	u32 length, op;
-	/* The model's own. */
+	/* Fields that only the model has. */
 	struct blkcg_gq *blkg;
 	u64 due_ns;
 	int where;

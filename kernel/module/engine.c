@@ -16,8 +16,8 @@
 
 static unsigned int groups = 1024;
 module_param(groups, uint, 0644);
-MODULE_PARM_DESC(groups, "the most cgroups that a queue shares between, root among them (1024); "
-			 "others are charged to root; for queues that get a scheduler from now on");
+MODULE_PARM_DESC(groups, "the most cgroups that share a drive, root included (1024); further ones are "
+			 "charged to root; a new value is for schedulers that are selected afterwards");
 
 /* Held while the schedulers use the lent memory. */
 static DEFINE_MUTEX(lending);
@@ -123,8 +123,8 @@ static enum hrtimer_restart tick_timer(struct hrtimer *timer)
 }
 
 /*
- * Sets the timer of the next tick. It also restarts the scans of the groups, because the last scan
- * may have ended before the previous tick found live requests.
+ * Sets the timer of the next tick. It also restarts the scans of the groups, because weigh() stops
+ * them if it finds `ticking` false, as it is for a moment in each tick.
  */
 static void tick_at(struct fairq_queue *fq, u64 at_ns, unsigned int weigh_ms)
 {
@@ -203,7 +203,7 @@ static void stop_timers(struct fairq_queue *fq)
 	fq->ticking = false;
 }
 
-/* Enables timers and work again; work that was queued meanwhile runs at once. */
+/* Enables timers and work, and runs the ports that fairq_run_later() has recorded meanwhile. */
 static void allow_timers(struct fairq_queue *fq)
 {
 	unsigned long irq;

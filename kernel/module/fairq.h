@@ -44,7 +44,7 @@ struct fairq_slot {
 	struct request *rq;
 	/* The request's cgroup on the queue, with a reference; NULL: none. */
 	struct blkcg_gq *blkg;
-	/* The time at which it was staged; after it was sent, the time of that. */
+	/* The time at which it was staged; once it is sent, the time at which it was sent. */
 	u64 since_ns;
 	u64 waited_ns;
 	/* The time at which it ended, and its place in the port's list `ended`. */
@@ -123,11 +123,11 @@ struct fairq_tagging {
 /* A queue whose elevator is ours. */
 struct fairq_queue {
 	struct request_queue *q;
-	/* Its number. */
+	/* The scheduler's number in the table of ../core/src/engine.rs. */
 	u32 scheduler;
 	/*
-	 * Replaced under q->queue_lock while no request is live; its memory; the number built so
-	 * far.
+	 * The engine and its memory are replaced under q->queue_lock while no request is live.
+	 * `builds` is the number of engines built so far.
 	 */
 	struct fairq_engine *engine;
 	void *memory;
@@ -189,7 +189,7 @@ static inline u32 fairq_turn_of(const struct request *rq)
 }
 
 /* queue.c */
-/* The queue's, if it has one of our elevators; under q->queue_lock. */
+/* Returns the queue's data, or NULL if its elevator is not ours; under q->queue_lock. */
 struct fairq_queue *fairq_of(struct request_queue *q);
 /* Runs these ports soon, from any context. */
 void fairq_run_later(struct fairq_queue *fq, const struct fairq_wake *wake);
@@ -206,7 +206,7 @@ void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake);
 void fairq_place_tags(struct fairq_queue *fq);
 /* The operations of an elevator, except for fairq_queue_start() and fairq_queue_stop(). */
 extern const struct elevator_mq_ops fairq_ops;
-/* Makes the queue's part of this scheduler. */
+/* Allocates the queue's data and starts this scheduler on the queue. */
 int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 scheduler);
 void fairq_queue_stop(struct elevator_queue *eq);
 
@@ -232,7 +232,7 @@ void fairq_unregister_elevators(void);
  */
 void *fairq_lend(size_t size);
 void fairq_end_lending(void);
-/* For this number of tags a hardware context; 0: the present number. No request is live. */
+/* Builds an engine for `depth` tags a context; 0: the present number. No request is live. */
 int fairq_start(struct fairq_queue *fq, u32 depth);
 void fairq_stop(struct fairq_queue *fq);
 /* Completes all ended requests in the scheduler. No request is live. */

@@ -30,8 +30,8 @@ struct fairq_cgroup {
 };
 
 /*
- * The service of a cgroup by a drive, counted on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all
- * others.
+ * The service of a cgroup by a drive, counted on one CPU. The arrays have an entry for FAIRQ_READ,
+ * one for FAIRQ_WRITE and one for all other operations.
  */
 struct fairq_counts {
 	u64 requests[3];

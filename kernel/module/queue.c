@@ -382,7 +382,7 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 				mark_run_due(port);
 		}
 	} else {
-		/* The caller of this function runs the hardware contexts at the latest. */
+		/* If no other code runs the contexts before, the caller of this function does. */
 		mark_run_due(port);
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
@@ -431,8 +431,8 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 		if (!port->held)
 			call_again(fq, port, now_ns, &wake);
 		/*
-		 * Another run may have got no request, and cleared `run_due`, before these were
-		 * staged.
+		 * Another run that got no request may have cleared `run_due` before the requests
+		 * that are staged now arrived.
 		 */
 		else if (!port->run_due)
 			mark_run_due(port);
@@ -453,8 +453,8 @@ static void fairq_prepare_request(struct request *rq)
 
 /*
  * If a port waits, the scheduler completes an ended request at once. Otherwise the request stays in
- * the port's list until its next run, which takes the lock in any case, at the next tick at the
- * latest.
+ * its port's list until the port is run again, which takes the lock in any case. The next tick runs
+ * the port at the latest.
  */
 static void fairq_finish_request(struct request *rq)
 {
@@ -506,7 +506,10 @@ static void note_tagging(struct fairq_queue *fq, struct bio *bio)
 	put_cpu_ptr(fq->taggings);
 }
 
-/* The flow of the bio that the task tried to merge last, on this CPU; else that of its cgroup. */
+/*
+ * Returns the flow of the bio that the task tried to merge last on this CPU or, if there is none,
+ * the flow of the task's cgroup.
+ */
 static u64 flow_of_tagging(struct fairq_queue *fq)
 {
 	struct fairq_tagging *tagging = get_cpu_ptr(fq->taggings);
@@ -578,7 +581,7 @@ static void depth_updated(struct request_queue *q, u32 depth)
 	struct fairq_queue *fq = q->elevator->elevator_data;
 
 	if (depth > fq->depth && fairq_start(fq, depth))
-		pr_warn_once("fairq: no memory for %u tags: requests beyond %u are not shared\n",
+		pr_warn_once("fairq: no memory for %u tags: requests with tags from %u on bypass the scheduler\n",
 			     depth, fq->depth);
 	fairq_place_tags(fq);
 }

@@ -164,8 +164,8 @@ static bool join(struct fairq_queue *fq, struct request *earlier, struct request
 }
 
 /*
- * Called after a staged request has grown. If it now ends where another staged request begins, both
- * are merged, and the other one is removed.
+ * Called after a staged request has grown. If it now ends where another staged request begins, or
+ * begins where another one ends, the request at the higher address is merged into the lower one.
  */
 static void close_gap(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
 		      struct list_head *free)
@@ -232,7 +232,10 @@ bool fairq_merge_request(struct fairq_port *port, struct request *rq, u64 now_ns
 	return false;
 }
 
-/* Merges a bio into one of the last requests that are staged, before or behind it; never one of another cgroup. */
+/*
+ * Merges a bio into one of the last staged requests if the two are adjacent and belong to the same
+ * cgroup.
+ */
 bool fairq_merge_bio(struct fairq_port *port, struct bio *bio, unsigned int nr_segs, u64 now_ns,
 		     struct fairq_wake *wake, struct list_head *free)
 {

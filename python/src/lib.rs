@@ -75,7 +75,7 @@ fn run(
     let work = || {
         let points = Document::new(scenario, name, folder).points()?;
         let [point] = &points[..] else {
-            anyhow::bail!("a point sweeps nothing, and this has {} points", points.len());
+            anyhow::bail!("only a single point can be run, and this has {} points", points.len());
         };
         let cell = point.run(&policies, seed, Details { alone, histograms })?;
         Ok(serde_json::to_string(&cell)?)

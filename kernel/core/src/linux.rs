@@ -16,7 +16,7 @@ unsafe extern "C" {
     /// Takes a lock and switches interrupts off; returns the flags that [`fairq_unlock`] restores.
     fn fairq_lock(lock: *mut LockWords) -> usize;
     fn fairq_unlock(lock: *mut LockWords, flags: usize);
-    /// Writes the text to the kernel's log, and stops as a bug of the kernel does.
+    /// Writes the text to the kernel's log and calls the kernel's `BUG()`. It does not return.
     fn fairq_panicked(text: *const u8, length: usize) -> !;
 }
 

@@ -86,8 +86,8 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
     scheduler.knobs(&[], &usual()).get(number as usize).map(|(knob, _)| *knob)
 }
 
-/// The keys of C by their names. It is not inlined, because its caller then builds a scheduler on
-/// the rest of the stack.
+/// Returns C's keys with the knobs' names in place of their numbers. The function is not inlined,
+/// because its caller then builds a scheduler on the rest of the stack.
 ///
 /// # Safety
 /// `keys` points to `count` keys.

@@ -124,7 +124,7 @@ def sweep(
     (`device_amplification`, null unless `mapping = "pages"`).
 
     Raises ValueError with the line and the cure if the scenario cannot run, and RuntimeError if a
-    policy broke a law.
+    policy broke one of the laws that the laboratory checks in each run.
     """
     if isinstance(policies, str):
         raise ValueError("policies is a list of names: write [\"mqfq\"]")
