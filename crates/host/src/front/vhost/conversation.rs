@@ -37,6 +37,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
+use crate::front::calls::takes_calls;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::is_eventfd;
 use crate::front::vhost::blk::{self, Shape};
@@ -86,7 +87,7 @@ pub(super) enum Refusal {
     Queue(u64),
     #[error("queue {0} is running")]
     Running(usize),
-    #[error("the file for notifications is no eventfd, or there is none")]
+    #[error("the file for notifications is no eventfd (or, for calls, a socket), or there is none")]
     NoEventfd,
     #[error("the in-flight area: {0}")]
     Area(io::Error),
@@ -467,7 +468,9 @@ impl Session {
         let value = request.body::<VhostUserU64>()?.value;
         let index = self.index(value & 0xff)?;
         let file = if value & 0x100 == 0 { Some(request.file()?) } else { None };
-        if file.as_ref().is_some_and(|file| !is_eventfd(file)) {
+        let is_call = request.request == FrontendReq::SET_VRING_CALL;
+        let is_fit = if is_call { takes_calls } else { is_eventfd };
+        if file.as_ref().is_some_and(|file| !is_fit(file)) {
             return Err(Refusal::NoEventfd);
         }
         let file = file.map(OwnedFd::from);
