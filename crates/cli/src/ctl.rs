@@ -586,7 +586,8 @@ fn tenants(tenants: &[Tenant]) -> String {
 fn disk(tenants: &[Tenant], number: u32) -> anyhow::Result<String> {
     let path = PathBuf::from(format!("/dev/ublkb{number}"));
     let is_it = |of: &Attachment| of.kind == "ublk" && of.path == path;
-    let Some(tenant) = tenants.iter().find(|tenant| tenant.attachments.iter().any(is_it)) else {
+    let Some(tenant) = tenants.iter().find(|tenant| tenant.row.attachments.iter().any(is_it))
+    else {
         bail!("/dev/ublkb{number} is no block device of this server's tenants");
     };
     let (uid, gid) = (tenant.uids.first().unwrap_or(&0), tenant.gids.first());
@@ -608,7 +609,7 @@ fn attachments(tenants: &[Tenant]) -> String {
         format!("{name}: {kind} {path}{state}\n")
     };
     let of_tenant = |tenant: &Tenant| -> String {
-        tenant.attachments.iter().map(|of| line(&tenant.row.name, of)).collect()
+        tenant.row.attachments.iter().map(|of| line(&tenant.row.name, of)).collect()
     };
     tenants.iter().map(of_tenant).collect()
 }

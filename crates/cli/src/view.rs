@@ -261,6 +261,7 @@ shown! {
         latency_target: Option<LatencyTarget>,
         /// Its group, its reservation, its caps, and the requests that wait for these, in words.
         promised: Option<String>,
+        attachments: Vec<Attachment>,
         /// The tenants whose requests were served while its own waited, as parts of its delay.
         hurt_by: Option<BTreeMap<String, f64>>,
     }
@@ -278,7 +279,6 @@ shown! {
         uids: Vec<u32>,
         gids: Vec<u32>,
         connections: usize,
-        attachments: Vec<Attachment>,
         outdated: Vec<OldSize>,
         resizing: Option<Resizing>,
         preparing: Option<Preparing>,

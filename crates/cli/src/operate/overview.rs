@@ -213,7 +213,6 @@ impl Snapshot {
             uids: settings.users.uids.clone(),
             gids: settings.users.gids.clone(),
             connections: member.all_connections(),
-            attachments: now.attachments_of(member).iter().map(attachment).collect(),
             outdated: outdated
                 .map(|(size, connections)| view::OldSize { size, connections })
                 .collect(),
@@ -252,6 +251,7 @@ impl Snapshot {
             last_second: self.second.get(&member.flow).copied().flatten(),
             latency_target: now.target_of(member).map(latency::view),
             promised: groups::promised(now, member),
+            attachments: now.attachments_of(member).iter().map(attachment).collect(),
             hurt_by: self.hurt_by(member, &now.totals.matrix, names),
         }
     }

@@ -372,7 +372,7 @@ function fill(tenant) {
     cells.name.replaceChildren(...(slot < 0 ? [] : [symbol(slot)]), make("span", { class: "name" }, tenant.name), promised);
   }
   const store = (state.look.status.stores ?? []).length > 1 ? tenant.store : null;
-  put(promised, [store, tenant.promised].filter(Boolean).join(" · "));
+  put(promised, [store, tenant.promised, ...tenant.attachments.map(attached)].filter(Boolean).join(" · "));
   const last = tenant.last_second;
   const mayWrite = state.write === "token" && $("token").value !== "";
   put(text, mayWrite ? "" : String(tenant.weight));
@@ -393,6 +393,12 @@ function fill(tenant) {
   const worst = Object.entries(tenant.hurt_by || {}).filter(([name]) => name !== tenant.name).sort((a, b) => b[1] - a[1])[0];
   put(cells.hurt, worst ? `${worst[0]} ${percent(worst[1])}` : "–");
   return known.tr;
+}
+
+// A block device, or a guest's socket.
+function attached({ kind, path, connected, queues, error }) {
+  if (kind === "ublk") return error ? `${path}: there is none: ${error}` : path;
+  return `${kind}: ${connected ? `a guest with ${queues} ${queues === 1 ? "queue" : "queues"}` : "no guest"}`;
 }
 
 // ---- Latency targets.

@@ -38,6 +38,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
+use crate::front::calls::takes_calls;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::is_eventfd;
 use crate::front::vhost::blk::{self, Shape};
@@ -87,7 +88,7 @@ pub(super) enum Refusal {
     Queue(u64),
     #[error("queue {0} is running")]
     Running(usize),
-    #[error("the file for notifications is not an eventfd, or is missing")]
+    #[error("the file for notifications is not an eventfd (or a socket for calls), or is missing")]
     NoEventfd,
     #[error("the in-flight area: {0}")]
     Area(io::Error),
@@ -469,7 +470,9 @@ impl Session {
         let value = request.body::<VhostUserU64>()?.value;
         let index = self.index(value & 0xff)?;
         let file = if value & 0x100 == 0 { Some(request.file()?) } else { None };
-        if file.as_ref().is_some_and(|file| !is_eventfd(file)) {
+        let is_call = request.request == FrontendReq::SET_VRING_CALL;
+        let is_fit = if is_call { takes_calls } else { is_eventfd };
+        if file.as_ref().is_some_and(|file| !is_fit(file)) {
             return Err(Refusal::NoEventfd);
         }
         let file = file.map(OwnedFd::from);

@@ -20,6 +20,7 @@ use io_uring::{opcode, squeue, types};
 
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
+use crate::front::calls::Calls;
 use crate::front::guest_memory::Guest;
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
 use crate::front::vhost::inflight::{Again, Region};
@@ -134,7 +135,7 @@ pub struct Vring {
     region: Region,
     again: VecDeque<Again>,
     kick: OwnedFd,
-    call: Option<OwnedFd>,
+    calls: Calls,
     error: Option<OwnedFd>,
     volume: Volume,
     has_flush: bool,
@@ -199,7 +200,7 @@ impl Vring {
             region,
             again: again.into(),
             kick,
-            call,
+            calls: Calls::new(call),
             error,
             volume,
             has_flush,
@@ -263,9 +264,16 @@ impl Vring {
         UserData { asker: Asker::Vhost, value: u64::from(self.index) << 2 | kind }
     }
 
-    /// The vring whose kick this event is.
-    pub fn kicked_index(value: u64) -> Option<usize> {
-        (value & 3 == KICK).then_some((value >> 2) as usize)
+    /// The vring of an event, and whether it is a kick. `None`: nothing waits for it.
+    pub fn of_event(value: u64) -> Option<(usize, bool)> {
+        let kind = value & 3;
+        matches!(kind, KICK | CALL).then_some(((value >> 2) as usize, kind == KICK))
+    }
+
+    /// A write that calls the guest has completed.
+    pub fn called(&mut self, ring: &mut Ring) {
+        let name = self.event(CALL);
+        self.calls.ended(ring, name);
     }
 
     /// Waits for the next kick.
@@ -610,7 +618,7 @@ impl Vring {
             self.region.published(&self.queue);
             has_called = self.queue.wants_call();
             if has_called {
-                self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
+                self.calls.call(ring, self.event(CALL));
             }
             if self.guest.is_broken() {
                 self.fail(Fault::Shrunk);
@@ -618,7 +626,7 @@ impl Vring {
         }
         if self.link.has_failed() {
             if let Some(error) = self.error.take() {
-                self.signal(ring, Some(error.as_raw_fd()));
+                self.signal(ring, &error);
                 // The kernel has the file before it is closed.
                 ring.enter(0, None);
             }
@@ -627,13 +635,13 @@ impl Vring {
         has_called
     }
 
-    /// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.
-    fn signal(&self, ring: &mut Ring, fd: Option<i32>) {
-        let Some(fd) = fd else { return };
-        let write = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
+    /// Adds an event to an eventfd, which may make its writer wait.
+    fn signal(&self, ring: &mut Ring, file: &OwnedFd) {
+        let fd = types::Fd(file.as_raw_fd());
+        let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
         let write = write.flags(squeue::Flags::SKIP_SUCCESS);
         // SAFETY: the bytes are a constant.
-        unsafe { ring.push(write, self.event(CALL)) };
+        unsafe { ring.push(write, self.event(CANCEL)) };
     }
 
     // Changes.
@@ -727,13 +735,10 @@ impl Vring {
         }
     }
 
-    /// Calls the guest on another eventfd.
+    /// Calls the guest on another file.
     pub fn set_call(&mut self, ring: &mut Ring, call: Option<OwnedFd>) {
-        // The kernel has the old file before it is closed.
-        ring.enter(0, None);
-        self.call = call;
-        // A call on the old file may have been missed.
-        self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
+        let name = self.event(CALL);
+        self.calls.replace(ring, call, name);
     }
 
     /// The range has this many bytes.
@@ -787,8 +792,10 @@ impl Vring {
             ring.cancel(self.event(KICK), self.event(CANCEL));
             return false;
         }
-        // The kernel has the files of calls before they are closed.
-        ring.enter(0, None);
+        let (name, cancellation) = (self.event(CALL), self.event(CANCEL));
+        if !self.calls.has_ended(ring, name, cancellation) {
+            return false;
+        }
         match self.stopping.take() {
             Some(reply) => drop(reply.send(self.queue.base())),
             // A guest that is drained or detached has no vring any longer, and no session.

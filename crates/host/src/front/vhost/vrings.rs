@@ -263,9 +263,13 @@ impl Front for VhostFront {
     }
 
     fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
-        let Some(index) = Vring::kicked_index(event.data.value) else { return };
+        let Some((index, is_kick)) = Vring::of_event(event.data.value) else { return };
         let is_halted = self.is_halted;
         let Some(vring) = self.vring(index) else { return };
+        if !is_kick {
+            vring.called(ring);
+            return self.change(index);
+        }
         if vring.kicked(event.result) && !is_halted {
             vring.await_kick(ring);
         }

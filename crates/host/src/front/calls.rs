@@ -1,0 +1,81 @@
+//! Calls of a guest: events that are written to a file of the guest's monitor.
+//!
+//! The ring writes, because such a file may make its writer wait for ever: an eventfd whose counter
+//! is full, or a socket that nobody reads. At most [`CALLS`] writes of a queue are under way, so that
+//! a guest cannot fill the kernel's memory with waiting ones; an event that finds so many is
+//! written when one of them has completed.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+
+use io_uring::{opcode, types};
+
+use super::socket::is_eventfd;
+use crate::io::ring::{Ring, UserData};
+
+/// The most writes of a queue under way.
+const CALLS: u8 = 16;
+
+/// The bytes of one event.
+static ONE: u64 = 1;
+
+/// Whether a file takes calls: an eventfd, or one end of a pair of sockets, which user-mode Linux
+/// uses instead.
+pub fn takes_calls(file: &File) -> bool {
+    is_eventfd(file) || file.metadata().is_ok_and(|of| of.file_type().is_socket())
+}
+
+/// The calls of a queue.
+pub struct Calls {
+    file: Option<OwnedFd>,
+    under_way: u8,
+    is_due: bool,
+}
+
+impl Calls {
+    /// A queue that calls on this file, or does not call.
+    pub fn new(file: Option<OwnedFd>) -> Calls {
+        Calls { file, under_way: 0, is_due: false }
+    }
+
+    /// Calls the guest; `ended` is to be called with the event of this name.
+    pub fn call(&mut self, ring: &mut Ring, name: UserData) {
+        let Some(file) = &self.file else { return };
+        if self.under_way == CALLS {
+            self.is_due = true;
+            return;
+        }
+        self.under_way += 1;
+        let write = opcode::Write::new(types::Fd(file.as_raw_fd()), (&raw const ONE).cast(), 8);
+        // SAFETY: the bytes are a constant.
+        unsafe { ring.push(write.build(), name) };
+    }
+
+    /// A write has completed. One that failed is not repeated: the file had more events than it can
+    /// count.
+    pub fn ended(&mut self, ring: &mut Ring, name: UserData) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if std::mem::take(&mut self.is_due) {
+            self.call(ring, name);
+        }
+    }
+
+    /// Calls on another file from now on, and once at once: a call on the old one may have been
+    /// missed.
+    pub fn replace(&mut self, ring: &mut Ring, file: Option<OwnedFd>, name: UserData) {
+        // The kernel has the old file before it is closed.
+        ring.enter(0, None);
+        self.file = file;
+        self.call(ring, name);
+    }
+
+    /// Whether no write is under way; one that is under way is cancelled.
+    pub fn has_ended(&mut self, ring: &mut Ring, name: UserData, cancellation: UserData) -> bool {
+        if self.under_way > 0 {
+            (self.file, self.is_due) = (None, false);
+            ring.cancel(name, cancellation);
+        }
+        self.under_way == 0
+    }
+}
