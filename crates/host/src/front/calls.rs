@@ -79,3 +79,78 @@ impl Calls {
         self.under_way == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::io::ring::Asker;
+
+    const CALL: UserData = UserData { asker: Asker::Vhost, value: 1 };
+    const CANCEL: UserData = UserData { asker: Asker::Vhost, value: 2 };
+
+    /// Passes on the events of completed writes; returns their results.
+    fn completed(calls: &mut Calls, ring: &mut Ring, want: usize) -> Vec<i32> {
+        let mut results = Vec::new();
+        while results.len() < want {
+            ring.enter(1, Some(1_000_000_000));
+            let Some(event) = ring.event() else { return results };
+            if event.data == CALL {
+                calls.ended(ring, CALL);
+                results.push(event.result);
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn a_full_file_keeps_a_bounded_number_of_writes() {
+        let mut ring = Ring::new(0).unwrap();
+        let mut file = File::from(eventfd(0, EventfdFlags::empty()).unwrap());
+        file.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let mut calls = Calls::new(Some(file.try_clone().unwrap().into()));
+        for _ in 0..1000 {
+            calls.call(&mut ring, CALL);
+            ring.enter(0, None);
+        }
+        assert_eq!((calls.under_way, calls.is_due), (CALLS, true));
+        assert!(ring.event().is_none());
+        // The guest reads its calls: all of them are written, and the one that was due.
+        assert_eq!(file.read(&mut [0; 8]).unwrap(), 8);
+        assert_eq!(completed(&mut calls, &mut ring, usize::from(CALLS) + 1), [8; 17]);
+        assert!(calls.has_ended(&mut ring, CALL, CANCEL));
+    }
+
+    #[test]
+    fn writes_that_wait_are_cancelled_at_the_end() {
+        let mut ring = Ring::new(0).unwrap();
+        let mut file = File::from(eventfd(0, EventfdFlags::empty()).unwrap());
+        file.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let mut calls = Calls::new(Some(file.into()));
+        for _ in 0..100 {
+            calls.call(&mut ring, CALL);
+        }
+        let mut results = Vec::new();
+        while !calls.has_ended(&mut ring, CALL, CANCEL) {
+            results.extend(completed(&mut calls, &mut ring, 1));
+        }
+        assert!(results.len() == 16 && results.iter().all(|result| *result < 0), "{results:?}");
+    }
+
+    /// User-mode Linux takes its calls from a pair of sockets.
+    #[test]
+    fn a_socket_takes_calls_and_a_regular_file_does_not() {
+        let mut ring = Ring::new(0).unwrap();
+        let (mut guest, end) = UnixStream::pair().unwrap();
+        let end = File::from(OwnedFd::from(end));
+        assert!(takes_calls(&end) && !takes_calls(&File::open("/dev/null").unwrap()));
+        let mut calls = Calls::new(Some(end.into()));
+        calls.call(&mut ring, CALL);
+        assert_eq!(completed(&mut calls, &mut ring, 1), [8]);
+        assert_eq!(guest.read(&mut [0; 16]).unwrap(), 8);
+    }
+}
