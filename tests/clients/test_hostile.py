@@ -465,7 +465,7 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
             check(rigged.tenants()["good"]["in_flight"] > 0, "the good tenant went on")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
-        check(set(rigged.tenants()) == {"good", "bad", "small"}, "only those are left who stayed")
+        check(set(rigged.tenants()) == {"good", "bad", "small"}, "the other tenants are still there, and no more")
 
 
 def pour(rigged, header):

@@ -251,7 +251,7 @@ def test_what_the_service_itself_may_not_do():
     write("/usr/local/libexec/probe.py", PROBE)
     os.chmod("/usr/local/libexec/probe.py", 0o755)
     if disk:
-        os.chmod(disk, 0o666)  # Whoever may open it by its mode: the unit is what refuses.
+        os.chmod(disk, 0o666)  # The mode lets any user open the disk, so that only the unit can refuse.
     drop_in(f"ExecStartPre=/usr/bin/python3 /usr/local/libexec/probe.py {disk}")
     systemctl("restart", "fairq.service")
     said = json.loads(journal().rsplit("PROBE", 1)[1].splitlines()[0])

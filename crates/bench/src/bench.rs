@@ -56,8 +56,8 @@ const MUCH_WAITING: f64 = 0.05;
 const CPU_CURE: &str = "give fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
                         machine without other work";
 /// A measurement that is disturbed is repeated until [`ATTEMPTS`] attempts were made and
-/// [`PATIENCE`] has passed. Short measurements get more attempts, because the bound of a stall is a
-/// larger part of their time.
+/// [`PATIENCE`] has passed. Short measurements get more attempts, because a stall of the same
+/// length is a larger part of their time.
 const ATTEMPTS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 

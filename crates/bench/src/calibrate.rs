@@ -275,7 +275,7 @@ impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gaug
                 self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
             Ok(Trial { threshold, iops: rate(&best) })
         };
-        // The bar is MQFQ itself with a T that throttles no tenant, so that only T differs.
+        // The reference is MQFQ itself with a T that throttles no tenant, so that only T differs.
         let free = trial(FREE)?.iops;
         Ok((free, THRESHOLDS.into_iter().map(trial).collect::<Result<_, _>>()?))
     }

@@ -5,7 +5,8 @@
 //! and policy. *Little's law*: the time that N jobs' requests are in flight is at most N × T, and a
 //! request that was in flight when the window began adds at most its latency. *The CPU*: no thread
 //! completes a request in less than [`LEAST_NS`]. *The device*: a device with known limits
-//! completes at most the requests that these allow, and those that it had completed earlier.
+//! completes at most the requests that these allow in T, and those that it had completed before the
+//! window began and that were counted in it: at most the requests in flight.
 //!
 //! **Example.** 52 requests in 1 ms, on a device of 2,000 a second with 8 in flight: at most
 //! 2 + 8 are possible.

@@ -49,7 +49,7 @@ pub struct Run {
 pub struct Device {
     /// The controller.
     pub controller: f64,
-    /// Dies that read, program, move data to make room, and erase.
+    /// Dies that read.
     pub reads: f64,
     /// Dies that program.
     pub programs: f64,

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 /// Control socket of the service of contrib/systemd.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// The longest time that a server may take to answer.
-// A server answers a call that waits for a file system after 8 s: this is longer.
+// A call that waits for a file system is answered after at most 8 s, so the server is faster than
+// this limit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a server's control socket.

@@ -251,8 +251,9 @@ impl WithPolicy for Serve {
                     served += 1;
                 }
                 None => {
-                    now_ns =
-                        now_ns.max(until.expect("requests wait, none is out, and no time is named"))
+                    now_ns = now_ns.max(
+                        until.expect("requests wait, none is on the device, no wake-up is due"),
+                    )
                 }
             }
             assert!(now_ns < 3_600_000_000_000, "an hour for 48 requests: {served} served");

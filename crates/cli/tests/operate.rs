@@ -258,7 +258,7 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     let in_force = |server: &Server| {
         server.said(&["config", "dump"]).replace(&*server.path("").to_string_lossy(), "/nowhere/")
     };
-    assert_eq!(in_force(&other), in_force(&server), "what it starts is its equal");
+    assert_eq!(in_force(&other), in_force(&server), "a dump starts an equal server");
     other.signal(Signal::TERM);
     assert_eq!(other.end(), 0);
 }
@@ -456,7 +456,7 @@ fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
     .unwrap();
     let (code, text) = server.refused(&["config", "reload"]);
     assert!(code == 1 && text.contains("the device (ram"), "{code} {text}");
-    assert_eq!(server.weight("db"), 200, "what cannot be is refused as a whole");
+    assert_eq!(server.weight("db"), 200, "an invalid configuration changes nothing");
     std::fs::write(&file, new.replace("mqfq:T=32k,D=8", "sfqd:D=3")).unwrap();
     let said = server.said(&["config", "reload"]);
     assert!(
@@ -619,7 +619,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         let [free, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
         assert!(
             free < 64 && start <= now + 2 * 65_536,
-            "no request goes that is more than T ahead: {row:?}"
+            "a request more than T ahead was issued: {row:?}"
         );
     }
     let text = record("text", &file("trace.txt"));

@@ -236,8 +236,8 @@ impl TenantTable {
         Ok(())
     }
 
-    /// The settings that a running server takes from this table; others may differ, because users
-    /// are not resolved. `cgroups` is the root of cgroups.
+    /// The settings that a running server takes from this table. The users in it are not resolved,
+    /// so the settings that depend on users are missing. `cgroups` is the root of cgroups.
     pub fn settings(&self, cgroups: &Path, groups: &[Group]) -> Result<TenantSettings, Refusal> {
         let mut table = TenantTable { uid: None, user: None, unix_group: None, ..self.clone() };
         let group = self.group_of(groups).map_err(Refusal::new)?;

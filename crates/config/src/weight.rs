@@ -200,7 +200,7 @@ fn parse_io_max(limits: &str) -> Option<Written> {
     for pair in limits.split_whitespace() {
         let (key, value) = pair.split_once('=')?;
         let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
-        // A limit beyond the largest cap counts as no limit.
+        // A limit above half of the largest cap counts as no limit, and a limit of 0 as 1.
         let value = value.filter(|value| *value <= Cap::MOST / 2).map(|value| value.max(1));
         match key {
             "rbps" => said.bandwidth[1] = value.map(Bandwidth),

@@ -10,7 +10,7 @@
 //! | most random reads a second | the controller's turn (the dies may be the limit instead) |
 //! | sequential bandwidth | the link |
 //! | latency at depth 1 | without turn and link, the sum of the die's time and the fixed time |
-//! | rates between | the parts of that sum, and the number of dies: more if rates follow depth |
+//! | rates at other depths | both times of that sum; more dies if rates grow with depth |
 //!
 //! Writes likewise, without dies: a program is assumed to take no time, so that turn and link set
 //! the pace. **Assumed, because it cannot be derived**: pages, channels, the buffer's size, the

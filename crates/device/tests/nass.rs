@@ -298,9 +298,9 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
 
 /// Test 5: with NASS the schedulers that share time or bytes become fairer, as in the paper, and in
 /// its order (by 4, 11 and 57 % for CFQ, FlashFQ and BFQ). Utilization does not change, except for
-/// CFQ, which alone has eight places in use. FIOPS shares requests. NASS equalizes channels and
-/// therefore allows 17 small requests for each large one, so with NASS it is unfair by the paper's
-/// measure.
+/// CFQ, which has only eight places in use when it runs without NASS. FIOPS shares requests. NASS
+/// equalizes channels and therefore allows 17 small requests for each large one, so with NASS it is
+/// unfair by the paper's measure.
 #[test]
 fn small_requests_beside_large_ones() {
     let rows = before_and_after(N9);
@@ -454,8 +454,8 @@ fn small_requests_beside_large_ones_after_stalls() {
 
 /// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation reduces the device's
 /// utilization, NASS raises it, most for CFQ. FIOPS, which never waits, and BFQ, which does not
-/// wait while weights are even, become fairer at about the same utilization, with FIOPS slightly
-/// less. With FlashFQ alone the shallow tenant has nearly its throughput alone, at the other's
+/// wait while weights are even, become fairer at about the same utilization; that of FIOPS falls
+/// slightly. With FlashFQ alone the shallow tenant has nearly its throughput alone, at the other's
 /// expense; with NASS it has less.
 #[test]
 fn depth_2_beside_depth_32() {
@@ -478,8 +478,8 @@ fn depth_2_beside_depth_32() {
         assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
     }
     // FV of FlashFQ does not fall as in the paper: two tenants that pay the same for equal requests
-    // are served equal numbers of them, so the fractions that they keep are inverse to their rates
-    // alone.
+    // are served equal numbers of them, so the fraction that each keeps is inverse to the rate that
+    // it has when it runs alone.
     let ratio = Base::FlashFq.run(&[SMALL])[0] / Base::FlashFq.run(&[SHALLOW])[0];
     let even_requests = (1.0 + ratio).powi(2) / (2.0 * (1.0 + ratio * ratio));
     let (_, before, after) = rows[2];

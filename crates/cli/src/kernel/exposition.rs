@@ -61,8 +61,8 @@ const FAMILIES: [Family; 12] = [
     (
         "throttled_requests_total",
         "counter",
-        "Requests of a cgroup that were throttled: a later request was issued first, or no request \
-         might be issued",
+        "Requests of a cgroup that were throttled: a later request was issued first, or the \
+         scheduler issued none at that moment",
         |counts| counts.throttled as f64,
     ),
     (

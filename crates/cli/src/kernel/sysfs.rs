@@ -73,8 +73,9 @@ pub(super) struct Counts {
     pub(super) device_us: u64,
     /// Requests that the scheduler throttled.
     pub(super) throttled: u64,
-    /// Present values: percent of the drive, requests.
+    /// The part of the drive to which the cgroup is entitled now, in percent.
     pub(super) entitled: f64,
+    /// Requests that are staged, and on the drive, now.
     pub(super) staged: u64,
     pub(super) in_flight: u64,
 }

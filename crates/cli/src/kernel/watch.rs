@@ -64,7 +64,7 @@ fn show(
     }
 }
 
-/// The lines of the text that fit, without the first `above`, and a last line of keys.
+/// The lines of the text after the first `above`, as many as fit, and a last line with the keys.
 fn screen(text: &str, above: &mut usize, height: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let room = usize::from(height.saturating_sub(1));

@@ -448,7 +448,7 @@ impl Keeper {
         }
     }
 
-    /// Logs the failure of a change that is retried, once.
+    /// Logs the failure of a change that is retried, unless the last logged failure is the same.
     fn note_failure(&mut self, text: String) {
         if self.failure.as_ref() != Some(&text) {
             tracing::error!("{text}");

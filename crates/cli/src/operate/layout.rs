@@ -97,9 +97,9 @@ impl Console {
         held.is_some_and(|held| held.zeroed)
     }
 
-    /// Notes that a tenant's range has been zeroed. The tenant opens only when the record has this,
-    /// because another start would zero the data of its clients otherwise. False if the record is
-    /// not written yet.
+    /// Notes that a tenant's range has been zeroed. The tenant can be opened only when the record
+    /// has this, because the server's next start would otherwise zero the range, which has the data
+    /// of its clients. False if the record is not written yet.
     pub(super) fn note_zeroed(&mut self, tenant: &server::Tenant) -> bool {
         let is_own = self.own.values().any(|own| own.0 == tenant.file);
         if let Some(layout) = self.layout.as_mut().filter(|_| !is_own)

@@ -139,8 +139,8 @@ pub(crate) fn rename(pool: &str, old: &str, new: Option<&str>) -> io::Result<()>
 }
 
 impl Console {
-    /// The location of a tenant's data; `None` in memory. It needs no file system, which may be
-    /// the one that has failed and hangs.
+    /// The location of a tenant's data; `None` in memory. This function reads no
+    /// file, because the tenant's file system may have failed and hang.
     fn location(&self, member: &Member) -> Option<String> {
         let own = self.own.iter().find(|(_, (file, _))| *file == member.tenant.file);
         match own {
@@ -167,7 +167,8 @@ impl Console {
 
     fn mark_loss(&self, admin: &dyn Admin, member: &Member, location: &str) {
         let Some(tenants) = self.losses.written.get(location) else { return };
-        // A file of a tenant's own has the same data under another name.
+        // A renamed tenant has the same data in its own file, so the entry of any name counts
+        // there.
         let is_own = location.starts_with("file ");
         let errno = tenants.get(&member.tenant.name);
         if let Some(&errno) = errno.or_else(|| tenants.values().next().filter(|_| is_own)) {

@@ -261,7 +261,8 @@ impl Console {
         come: &[(TenantTable, Tenant)],
     ) -> Result<(), Refusal> {
         for (_, new) in come {
-            // An open file belongs to a tenant that is removed, or is refused later.
+            // A file that is already open is not opened again: its tenant is removed in the same
+            // reload, or the new tenant is refused later.
             let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
                 continue;
             };

@@ -128,7 +128,8 @@ pub(crate) struct Console {
     /// The views for viewers and for scrapers, until the next second or change.
     viewed: Option<Arc<viewers::Shared>>,
     scraped: Option<Arc<viewers::Shared>>,
-    /// Interference at the last seconds and one second earlier, the oldest first.
+    /// The counts of interference at the end of each of the last [`INTERFERENCE_S`] seconds and of
+    /// the second before them, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
     /// The clients that may change weights on the web page.
     writers: web::Writers,

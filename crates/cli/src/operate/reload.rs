@@ -258,8 +258,8 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
     note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
 }
 
-/// The changes of a reload, made or predicted. Another thread formats the answer, because this
-/// takes much longer than the changes with thousands of tenants.
+/// The changes of a reload, made or predicted. Another thread formats the answer, because
+/// with thousands of tenants this takes much longer than the changes.
 pub(super) struct Outcome {
     reading: Arc<Reading>,
     /// Tenants that stay although the file does not name them.
@@ -290,7 +290,8 @@ impl Outcome {
         for change in &mut differ {
             let is_updated = tenant_of(&change.key).is_some_and(|(name, key)| {
                 let Some(table) = updated.get(name) else { return false };
-                // A running server cannot change a tenant's users, which `group` names, too.
+                // `group` names a group of tenants and groups of users. A running server changes
+                // only the former, so the key is done if no group of users differs.
                 let has_users = || wanted.get(name).is_some_and(|new| new.group == table.group);
                 !FIXED.contains(&key) && (key != "group" || has_users())
             });

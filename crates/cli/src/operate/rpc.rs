@@ -149,7 +149,7 @@ fn answer_batch(
     Reply { text, is_unfinished, made }
 }
 
-/// An answer from another result; the answer's thread converts it.
+/// Converts an answer by `make`, in the thread that formats the answer.
 fn then<T, U>(answer: Answer<T>, make: impl FnOnce(T) -> U + Send + 'static) -> Answer<U>
 where
     T: 'static,

@@ -39,7 +39,7 @@ impl Stored {
         }
     }
 
-    /// Removes the sockets of addresses at which the server no longer listens from the store.
+    /// Removes from the store the sockets of addresses at which the server no longer listens.
     pub(super) fn keep(&mut self, listening: &[Listen]) {
         let kept: BTreeSet<String> = listening.iter().map(name).collect();
         for gone in self.0.difference(&kept) {

@@ -52,8 +52,8 @@ impl Console {
         });
     }
 
-    /// Whether this program has taken over from another one, and does not continue after the
-    /// failure of its own successor.
+    /// Whether this program has taken over from another one. False if it continues because its own
+    /// successor has failed.
     pub(super) fn has_followed(&self) -> bool {
         self.upgrades.outcome.as_ref().is_some_and(Result::is_ok)
     }

@@ -203,7 +203,7 @@ fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
     };
     let cause = of.cause.as_deref().unwrap_or("other tenants are throttled for it");
     let text = format!(
-        "! {name}{others}: {} later than {}, {} may be: {cause}",
+        "! {name}{others}: {} later than {}, limit {}: {cause}",
         show_percent(late),
         show_duration(of.target_ns as f64),
         show_percent(1.0 - of.percentile / 100.0),
@@ -533,7 +533,7 @@ mod tests {
         let text = text(&look, &screen, 80, height(&look, &screen, 80));
         let expected = [
             "D ▪▪▪▪▪▪▪▪ 30/32 · held to 5 for latency targets · H/M/L 256/32/4 · foremost 40.",
-            "! gold: 3.1 % later than 200 µs, 1.0 % may be: the other tenants would have less",
+            "! gold: 3.1 % later than 200 µs, limit 1.0 %: the other tenants would have less",
             "than 50% of what weights give them: raise latency, lower floor, or give it more",
             "weight",
             "tenant    weight got, │ due     share    IOPS bandwidth     p99   target hurt by",
@@ -553,7 +553,7 @@ mod tests {
         assert!(text(&look, &screen).contains("! gold: 3.1 % later"), "silver meets its own");
         look.tenants[2].latency_target.as_mut().unwrap().state = "missed".into();
         let shown = text(&look, &screen);
-        let line = "! silver (and 1 more): 3.1 % later than 200 µs, 0.1 % may be: other tenants \
+        let line = "! silver (and 1 more): 3.1 % later than 200 µs, limit 0.1 %: other tenants \
                     are throttled for it";
         assert!(shown.contains(line) && shown.contains("!p99.9 200 µs"), "\n{shown}");
         screen.chosen = Some("lead".into());
@@ -616,7 +616,7 @@ mod tests {
         assert_eq!(
             (screen.selected, screen.chosen.as_deref()),
             (1, Some("lead")),
-            "it has gone: who is in its place now"
+            "the selected tenant has gone, and its row has another one"
         );
         screen.step(-9);
         screen.follow(&look);

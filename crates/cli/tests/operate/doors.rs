@@ -563,8 +563,8 @@ fn thousands_of_tenants_are_served_and_listed() {
     assert_eq!(client.go("größe").unwrap().0, ACK);
 }
 
-/// Of 200 clients that connected at the same time number 129 waited for a second. A stopped server
-/// accepts nothing, so new connections are in the kernel's queue.
+/// Regression: when 200 clients connected at the same time, the 129th one waited for a second. A
+/// stopped server accepts nothing, so new connections are in the kernel's queue.
 #[test]
 fn as_many_clients_connect_at_once_as_there_are_handshakes() {
     const HANDSHAKES: usize = 1024;

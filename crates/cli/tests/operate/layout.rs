@@ -283,7 +283,7 @@ fn a_client_without_a_name_is_never_moved_to_another_disk() {
     server.said(&["rename", "db", "data"]);
     assert!(open(&server, "").is_some(), "it has another name");
     server.said(&["remove", "data"]);
-    assert!(open(&server, "").is_none(), "web is not what it had");
+    assert!(open(&server, "").is_none(), "the remaining tenant is not the one that the client had");
     drop(server);
     let one = "device = \"ram,size=64M\"\n[[tenant]]\nname = \"only\"\nsize = \"16M\"\n";
     let server = Server::start(one, &[]);
@@ -291,7 +291,7 @@ fn a_client_without_a_name_is_never_moved_to_another_disk() {
     server.said(&["add", "other=8M"]);
     assert!(open(&server, "").is_none());
     server.said(&["remove", "only"]);
-    assert!(open(&server, "").is_none(), "the other one is another disk");
+    assert!(open(&server, "").is_none(), "the remaining tenant is another disk than before");
     let (code, said) = {
         let config = server.path("bad.toml");
         std::fs::write(&config, format!("default = \"x\"\n{one}")).unwrap();

@@ -43,7 +43,7 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
         // The shard has run by then, and has the store's port.
         let _client = storage::Client::of(&one, &format!("t{number}"));
         let store = own(&one).saturating_sub(before);
-        assert!(store < 4 * MIB, "{store} bytes for a store more");
+        assert!(store < 4 * MIB, "{store} bytes for one more store");
     }
     drop(one);
     let three = own(&idle(disk.path(), 3));

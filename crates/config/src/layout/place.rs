@@ -60,7 +60,7 @@ pub fn start(
 }
 
 /// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of tenants'
-/// own files in bytes. `served` are names of the record that a server has beside `tenants`: a
+/// own files in bytes. `served` are the names of the server's present tenants in the record: a
 /// refusal does not list their ranges as reserved.
 pub fn place(
     path: &str,

@@ -10,11 +10,11 @@
 //! Nothing ties a device to a record in the state directory: on another machine the device has to
 //! be adopted.
 //!
-//! The bytes of tenants may have the form of a record, by chance or by intent. So a record counts
-//! only where no tenant's bytes can be, in the last MiB of a device, or where this machine has had
-//! it: a server writes the identifier and the place of a device's record to the state directory, by
-//! the device's identity (`Known`). Tenants do not know the identifier. A record that only the
-//! search finds has to be adopted.
+//! The bytes of tenants may have the form of a record, by chance or by intent. So a record is
+//! accepted only in the last MiB of a device, where no tenant's bytes can be, or where this machine
+//! last used it: a server writes the identifier and the place of a device's record to the state
+//! directory, by the device's identity (`Known`). Tenants do not know the identifier. A record that
+//! only the search finds has to be adopted.
 //!
 //! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is then
 //! adopted: its tenants are where that version's rule places them, and keep their data. A block

@@ -67,8 +67,8 @@ pub struct PolicyConfig {
     pub policy: &'static Registered,
     /// The configured keys with their values.
     pub keys: Vec<(&'static str, u64)>,
-    /// Keys of the laboratory that make the policy its paper's, with their values; none in a
-    /// server.
+    /// Keys of the laboratory with their values, which select the form of the policy in its paper.
+    /// A server has none.
     pub of_paper: Vec<(&'static str, u64)>,
 }
 

@@ -36,7 +36,7 @@ impl Ring {
         self.summary |= 1 << (queue >> 6);
     }
 
-    /// Removes a queue, which had commands, from the ring if `is_empty`.
+    /// Removes a queue from the ring if `is_empty`; otherwise the ring stays as it is.
     #[inline]
     pub(super) fn deactivate_if(&mut self, is_empty: bool, queue: usize) {
         let word = &mut self.active[queue >> 6];

@@ -6,19 +6,19 @@
 //! device is never written again. **Model.** Logical *units* of [`UNIT`] bytes are mapped to places
 //! in blocks, which are erased whole. A write goes to the open block of writes and leaves its old
 //! place invalid. When few blocks are free, the block with the fewest valid units gives these up to
-//! the open block of moves and is erased (*greedy*). Moved data is older than written data, so
-//! often and seldom written data separate. Greedy collection gains nothing from that: it empties
-//! all blocks at the same number of valid units, so data that is written seldom, or never again,
-//! keeps its part of the spare space.
+//! the open block of moves and is erased (*greedy*). Moved data is older than newly written data,
+//! so data that is written often and data that is written seldom come into different blocks. Greedy
+//! collection gains nothing from that: it empties all blocks at the same number of valid units, so
+//! data that is written seldom, or never again, keeps its part of the spare space.
 //!
 //! A block that is emptied with `v` valid units of `b` makes room for `b - v` units of writes, so
 //! each of these writes costs `v / (b - v)` moves, which the timing model charges.
 //!
 //! **MQSim** has the same results within 5 % (`crates/device/tests/mqsim.csv`) if blocks are
-//! emptied by its rule: from ten free blocks on, several at the same time. This module empties only
-//! as many blocks as a write needs. If most writes go to a tenth of the places, its write
-//! amplification is 12 % higher than MQSim's, because blocks of such writes are emptied earlier,
-//! with more valid units.
+//! emptied by its rule: when fewer than ten are free, and several at the same time. This module
+//! empties only as many blocks as a write needs. If most writes go to a tenth of the places, its
+//! write amplification is 12 % higher than MQSim's, because blocks of such writes are emptied
+//! earlier, with more valid units.
 //!
 //! **Size.** The map has at most [`MOST_UNITS`] units. A larger device is folded: addresses count
 //! modulo that. Folding does not change the cost of uniform and sequential writes. A load that

@@ -140,7 +140,7 @@ fn reservations(text: &mut Text, places: &[(Labels<'_>, &Place)]) {
     text.families(&families, &reserved);
 }
 
-/// The reservations of each store's tenants beside its device.
+/// The reservations of each store's tenants as a part of its device's rate.
 pub(super) fn stores(text: &mut Text, stores: &[Reserved]) {
     let families: [Family<Reserved>; 2] = [
         (
