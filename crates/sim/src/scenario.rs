@@ -390,7 +390,7 @@ impl Scenario {
             (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
             return refuse(format!(
-                "{tags} requests on one set of queues, of which a queue of the device holds \
+                "{tags} requests on one set of queues, but a queue of the device holds at most \
                  {entries}"
             ));
         }
