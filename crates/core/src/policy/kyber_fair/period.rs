@@ -306,9 +306,9 @@ struct Clock<P: Platform> {
     terms: P::U64,
 }
 
-/// The weights that a period is divided by if no flow was active. No flow counts in it, so it ends
-/// as soon as a flow runs out; flows that come until then get no more than beside the largest
-/// weight.
+/// The sum of weights by which a period's tokens are divided if no flow was active. No flow counts
+/// in the period, so it ends as soon as a flow runs out; a flow that comes until then gets the part
+/// of the tokens that its weight is of the largest weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
 // **Sleepers, and why none is left asleep.** A port that may send nothing sets its bit in

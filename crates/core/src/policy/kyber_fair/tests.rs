@@ -47,7 +47,7 @@ fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_n
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
         let weight = policy.shared.flows.weight(flow).unwrap();
-        // No flow was active: this one has its share beside the largest weight.
+        // No flow was active, so the flow gets its weight's part of the largest weight (`NOBODY`).
         let share = tokens(policy).tokens * u64::from(weight.get()) / 10_000;
         submit(port, 0, flow, Op::Read, share as u32).unwrap();
         assert_eq!(issue_all(port, 0), [0]);
