@@ -365,10 +365,10 @@ impl BfqScheduler {
     // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less in the
     // turn than half of the maximum of such turns, the flow is charged its part of that maximum: a
     // flow that transfers little in its time pays for the time. Any other flow pays for its bytes,
-    // as in Linux: turns differ by the device's behaviour and by the last request, and if budgets
-    // are never used up because the device is slow, the shares would differ, too (1:2.96 for 1:3,
-    // 64 KiB beside 4 KiB at 16 MiB/s). The maximum decays by a 64th with each such turn; Linux
-    // uses the device's peak rate instead.
+    // as in Linux. If it paid for time, too, the shares would be wrong on a device so slow that no
+    // budget is used up and each turn ends by time, because the bytes of turns differ with the
+    // device's behaviour and the last request (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s).
+    // The maximum decays by a 64th with each such turn; Linux uses the device's peak rate instead.
     fn price_of_time(&mut self, turn: Turn) -> u64 {
         let all = (turn.served + turn.others).max(1);
         self.in_time = all.max(self.in_time - self.in_time / 64);

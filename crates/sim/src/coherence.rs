@@ -159,7 +159,7 @@ impl Caches {
         self.stored_ps[core]
     }
 
-    /// A core gets a copy of a line beside another that reads it.
+    /// Adds a core to the holders of a line that another core also reads.
     pub(crate) fn share(&mut self, core: usize, line: usize) {
         self.lines[line].holders |= 1 << core;
     }
@@ -174,7 +174,7 @@ impl Caches {
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
     }
 
-    /// A core accesses a line at a time; returns the time at which the access is done.
+    /// A core accesses a line at `now_ps`; returns the time at which the access is done.
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         self.access_here(1 << core, line, access, now_ps)

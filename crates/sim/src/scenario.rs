@@ -390,7 +390,7 @@ impl Scenario {
             (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
             return refuse(format!(
-                "{tags} requests on one set of queues, of which a queue of the device holds \
+                "{tags} requests on one set of queues, but a queue of the device holds at most \
                  {entries}"
             ));
         }
@@ -400,9 +400,9 @@ impl Scenario {
 
 /// The most cores that the caches can model: a word has a bit for each core.
 const MAX_CORES: usize = 64;
-/// The longest time to wake a core: requests that are submitted one after the other, each of which
-/// waits for a wake-up, must complete in the time after the end of submissions
-/// (`CALM_NS`).
+/// The longest time to wake a core. The bound is this small so that many requests, each of which
+/// waits for a wake-up after the one before it, still complete in the time after the end of
+/// submissions (`CALM_NS`).
 const WAKE_MOST_NS: u64 = 1_000_000;
 /// With a larger exponent nearly all requests go to one place.
 const MOST_THOUSANDTHS: u32 = 10_000;

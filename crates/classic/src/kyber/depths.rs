@@ -133,8 +133,8 @@ impl<P: Platform> Depths<P> {
     /// the port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
-        // `pass` begins after the port that it is given. Given the port before this one, it tries
-        // this port first.
+        // `pass` tries the ports after its argument, in cyclic order. So with the port before this
+        // one as its argument it tries this port first.
         let before = PortId(port.0.wrapping_sub(1));
         self.pass(domain, if keeps { before } else { port }, None)
     }

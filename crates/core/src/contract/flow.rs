@@ -106,8 +106,8 @@ pub enum FlowError {
     Full,
     /// The slot that a flow had in another policy is taken here, or beyond the bound.
     #[error(
-        "the flow's slot is not free in this policy: build it for as many flows as the one before \
-         it"
+        "the flow's slot is not free in this policy: build the policy for as many flows as the \
+         policy that it replaces"
     )]
     Taken,
     /// The flow was removed, or never added.

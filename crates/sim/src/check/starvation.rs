@@ -103,8 +103,8 @@ impl Starvation {
                 let patience = self.patience(weight);
                 return Err(format!(
                     "flow {number} (weight {weight}, {live} requests) got nothing while others got \
-                     {others} bytes, at most \
-                     {patience} can be right"
+                     {others} bytes; the bound is \
+                     {patience}"
                 ));
             }
         }

@@ -128,7 +128,7 @@ fn flushes_and_discards_are_charged() {
     }
 }
 
-/// The authors' code gives a flow without others the medium class.
+/// Decision 0: a lone flow uses the high class; the authors' code gives it the medium class.
 #[test]
 fn a_lone_flow_is_high() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());

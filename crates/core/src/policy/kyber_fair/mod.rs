@@ -29,9 +29,9 @@
 //!
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its
-//! remaining 2 MiB; then both are out, and the next period begins at once, however early. If 40 MiB
-//! were predicted for a device that serves 4 in 100 ms, no flow would run out: 2 MiB each. With 0.4
-//! MiB shares would be right, in ten times as many periods. So predictions err on the low side.
+//! remaining 2 MiB; then both are out, and the next period begins at once. If 40 MiB were predicted
+//! for a device that serves 4 in 100 ms, no flow would run out: 2 MiB each. If 0.4 MiB were
+//! predicted, shares would be right, with ten times as many periods. So predictions are rather low.
 //!
 //! **Bounds.** A verb reads one flow's words. A port that may send nothing, or that completes a
 //! request while another port sleeps, reads a word of each port. A port that begins a period reads

@@ -79,8 +79,8 @@ impl AtomicWord for TornWord {
 const SHARE: u64 = 3;
 const OWED: u64 = 1;
 
-/// Takes until the pot gives no more tokens of this period; gives the tokens, and how often they
-/// were the last.
+/// Takes tokens until the pot has no more of this period. Returns the number of tokens taken, and
+/// how often a call returned [`Taken::Last`].
 fn empty<P: Platform>(pot: &Pot<P>, periods: &Periods<P>, period: Period) -> (u64, u32) {
     let (mut tokens, mut lasts) = (0, 0);
     loop {

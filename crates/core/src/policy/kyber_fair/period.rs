@@ -33,9 +33,9 @@
 //!
 //! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch (a
 //! pot has as many batches as stated below, and one more for each port), or when a period begins,
-//! which ends the loop. A compare-and-swap of `unspent` fails when another flow has run out: once a flow and
-//! period. A period is claimed by one attempt. `port` bounds the number of periods that a call of
-//! `next` follows.
+//! which ends the loop. A compare-and-swap of `unspent` fails when another flow has run out: once a
+//! flow and period. A period is claimed by one attempt. `port` bounds the number of periods that a
+//! call of `next` follows.
 //!
 //! **Batches.** A port takes a 32nd of a flow's tokens at a time, or less if there are many ports.
 
@@ -153,12 +153,13 @@ pub(super) enum Taken {
 // not the port's own is of an earlier period, unless the port is behind. A port finds out that it
 // is behind by reading the number again *after* the pot: the port that filled the pot had read the
 // later number (acquire) and published the pot after that (release), so a port that sees the pot
-// (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
-// of this period and no other with the same low bits, for ticks empty all pots that are of another
-// period than this one and the last: each period they begin a walk over all pots, which takes a
-// millisecond for each 1,024 of them, at most 16 s. The 65,536 periods take longer than that unless
-// each serves next to nothing. (If they do not, or a verb is suspended for as long in the midst of
-// its compare-and-swap, the flow finds the tokens left 65,536 periods ago, for one period.)
+// (acquire) sees that number as well, takes nothing, and follows. A tag is used again after 65,536
+// periods. A tag that is the port's own is nevertheless of this period, because ticks empty all
+// pots that are of neither this period nor the last: each period they begin a walk over all pots,
+// unless one is under way, and a walk takes a millisecond for each 1,024 pots, at most 16 s. 65,536
+// periods take longer than a walk, unless each serves next to nothing. (If they take less, or a
+// verb is suspended for that long in the midst of its compare-and-swap, the flow finds the tokens
+// left 65,536 periods ago, for one period.)
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
@@ -305,9 +306,9 @@ struct Clock<P: Platform> {
     terms: P::U64,
 }
 
-/// The weights that a period is divided by if no flow was active. No flow counts in it, so it ends
-/// as soon as a flow runs out; flows that come until then get no more than beside the largest
-/// weight.
+/// The sum of weights by which a period's tokens are divided if no flow was active. No flow counts
+/// in the period, so it ends as soon as a flow runs out; a flow that comes until then gets the part
+/// of the tokens that its weight is of the largest weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
 // **Sleepers, and why none is left asleep.** A port that may send nothing sets its bit in
@@ -323,7 +324,8 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 //    port, but not while one is known to be waiting out its patience. (While its own count is at
 //    least `busy` the sum is, too, and it need not read `sleepers`; under load that is always so.)
 // 4. the thread that raises `busy` *then* reads `sleepers` and wakes them all. (A port that
-//    completes a request and still reads the smaller `busy` wakes none; that does not last.)
+//    completes a request may still read the smaller `busy` and wake none; a later completion
+//    reads the new value and acts as in 3.)
 // 5. `tick` begins the next period when the time is over.
 //
 // Cases 2 and 3 wake one port. Its requests may have been taken back by then, and it would do
@@ -434,12 +436,13 @@ impl<P: Platform> Periods<P> {
 
     // **Patience.** Clients that keep many requests outstanding send and receive them in bursts, so
     // for some microseconds there may be next to none. To end the period for that would give other
-    // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
-    // none: then it acts) writes the time, and checks again after a 64th of the elapsed time of the
-    // period; the port whose request makes `busy` outstanding clears that word. A period lasts as
-    // long as its tokens, so the device is short for at most a 64th of the time. The word orders
-    // nothing: if it is cleared too late, a period ends early, as it would without patience; and if
-    // no port acts when patience is over, the next completion wakes a port that does.
+    // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding writes
+    // the time, and checks again after a 64th of the elapsed time of the period; the port whose
+    // request makes `busy` outstanding clears that word. (If none is outstanding, the port begins
+    // the next period at once.) So one shortage lasts for at most a 64th of the period so far. The
+    // word orders nothing: if it is cleared too late, a period ends early, as it would without
+    // patience; and if no port acts when patience is over, the next completion wakes a port that
+    // does.
     /// The time until which a port tolerates that too few requests, but not none, are outstanding.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {

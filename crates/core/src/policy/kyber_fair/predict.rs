@@ -23,10 +23,10 @@
 //!   another beginning of a period.
 //! - *For the same reason* a sixteenth is taken off: in a steady state the tokens run out shortly
 //!   before the time does.
-//! - *Slowly.* The number at most doubles or halves from one period to the next: the first requests
-//!   of a burst go to an empty device at no rate at all. If all flows have run out and nothing was
-//!   used, all tokens pay debts for requests larger than their flows' tokens: then the number
-//!   doubles until a request can go, for that period only.
+//! - *Slowly.* The number at most doubles or halves from one period to the next, because the first
+//!   requests of a burst go to an empty device at once and show nothing of its rate. If all flows
+//!   have run out and nothing was used, all tokens pay debts for requests larger than their flows'
+//!   tokens: then the number doubles until a request can go, for that period only.
 //!
 //! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a
 //! millisecond wide for reads and 2.5 for writes: on an SSD all are in the first and the ratio is

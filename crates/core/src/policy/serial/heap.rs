@@ -9,10 +9,10 @@
 //! The loops go from a place to its parent or to a child: at most as many rounds as the heap has
 //! levels.
 //!
-//! The entry that was put in last stays outside of its heap, unless the entry that is outside
-//! already is lesser. An entry that is outside goes into the heap when a lesser one is put in. So
-//! nothing moves for a flow that is served and is the first again, or that is admitted again as the
-//! first, as often happens under a limit.
+//! A heap has at most one entry outside of it. An entry that is put in becomes that entry if there
+//! is none, or if it comes before the present one, which then goes into the heap; otherwise the new
+//! entry goes into the heap. So nothing moves for a flow that is served and is the first again, or
+//! that is admitted again as the first, as often happens under a limit.
 
 use alloc::boxed::Box;
 
