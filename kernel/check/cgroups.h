@@ -77,8 +77,8 @@ extern struct blkcg_gq *root_group;
 struct blkcg_gq *make_group(struct request_queue *q, struct blkcg_gq *parent, u32 weight);
 void remove_group(struct blkcg_gq *blkg);
 /*
- * Returns a removed cgroup without users, or NULL. The caller frees it by free_group_of(), without
- * the queue's lock, which also removes it from the queue's list.
+ * Returns a removed cgroup without users, or NULL. The caller frees it by free_group_of(), which
+ * takes the queue's lock and removes the cgroup from the queue's list.
  */
 struct blkcg_gq *unused_group(struct request_queue *q);
 void free_group_of(struct blkcg_gq *blkg);

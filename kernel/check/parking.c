@@ -261,7 +261,7 @@ void __wrap_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, s
 
 static bool is_open(struct runner *self) { (void)self; return !is_frozen; }
 
-/* Whether the task sends its next request when the last one has ended. Slots are kept for such. */
+/* Whether the task sends its next request when the last one has ended; a slot is kept for it. */
 static bool waits_for_its_own(struct runner *self)
 {
 	return is_closed && self->number < 2;

@@ -25,7 +25,7 @@ static inline void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*f
 #define FAIRQ_WORKQUEUE system_unbound_wq
 #endif
 
-/* Waits until no request is in flight, and stops new requests and the hardware contexts. */
+/* Stops new requests, and waits until no request is in flight. */
 #if FAIRQ_ELEVATOR_IS_GIVEN
 #define fairq_freeze(q) blk_mq_freeze_queue(q)
 #define fairq_unfreeze(q, flags) blk_mq_unfreeze_queue(q, flags)

@@ -39,7 +39,7 @@ void fairq_end_lending(void)
 	mutex_unlock(&lending);
 }
 
-/* The kinds of locks for lockdep (the same data, the same kind); filled while memory is lent. */
+/* Kinds of locks for lockdep; locks of the same data have one kind. Filled while memory is lent. */
 #define LOCK_KINDS 32
 static struct lock_class_key lock_keys[LOCK_KINDS];
 static u64 lock_kinds[LOCK_KINDS];

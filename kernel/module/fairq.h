@@ -82,7 +82,7 @@ struct fairq_port {
 	bool run_due;
 	/* Whether the scheduler holds back all staged requests. Under the lock. */
 	bool waits;
-	/* The number of calls that returned no request, modulo 2^32. Under the lock. */
+	/* Calls that returned no request while some were staged, modulo 2^32. Under the lock. */
 	u32 vain;
 	/*
 	 * The number of requests staged so far, and the greatest `arrival` of a sent one; both

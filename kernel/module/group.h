@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The structures that group.c and files.c share: cgroups, and their data on a queue. After
- * block/blk-cgroup.h.
+ * The structures that group.c and files.c share: cgroups, and their data on a queue. Include
+ * it after block/blk-cgroup.h.
  */
 #ifndef FAIRQ_GROUP_H
 #define FAIRQ_GROUP_H

@@ -3,8 +3,8 @@
  * The operations of an elevator, which take a request through the scheduler.
  *
  * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() takes the
- * next request that may be sent; finish_request() completes it. Each of them adds ports that may
- * now send a request to a set; the hardware contexts of these ports are run when no lock is held.
+ * next request that may be sent; finish_request() completes it. Each of them collects the ports
+ * that may now send a request; the hardware contexts of these ports are run when no lock is held.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>

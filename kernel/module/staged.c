@@ -139,9 +139,9 @@ static bool touch(struct request *first, struct request *second)
 }
 
 /*
- * Lets the block layer merge the later request into the earlier one, and adds it to `free`. The
- * block layer's function for elevators searches the last request that was merged into, and then a
- * table, which is empty here.
+ * Lets the block layer merge the later request into the earlier one, and adds the later one to
+ * `free`. The block layer's function for elevators first tries `last_merge`, the last request into
+ * which another one was merged, and then searches a table, which is empty here.
  */
 static bool join(struct fairq_queue *fq, struct request *earlier, struct request *later, struct list_head *free)
 {
