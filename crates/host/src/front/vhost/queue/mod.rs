@@ -14,10 +14,10 @@
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (the guest's
 //! release, matched by an acquire here), and this side stores used elements before the word that
-//! publishes them (a release). Suppression of notifications is Dekker's pattern on both sides:
-//! store the own state, full fence, load the other side's state. So a guest that reads an outdated
-//! suppression sees the used buffers, and a shard that reads an outdated ring has its kicks
-//! enabled.
+//! publishes them (a release). Suppression of notifications is Dekker's pattern: each side stores
+//! its own state, executes a full fence, and loads the other side's state. So if the shard reads an
+//! outdated suppression of calls, the guest sees the used buffers; and if the shard reads an
+//! outdated ring, the guest sees that kicks are enabled.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
