@@ -117,8 +117,8 @@ struct Running {
     /// The next block of a sequential job.
     next_block: u64,
     /// The time from which the next request may be submitted: at first the start of the job, later
-    /// determined by its rate. For a job that begins during the measurement it is [`NOT_BEGUN`]
-    /// before it.
+    /// determined by its rate. For a job that begins during the measurement, it is [`NOT_BEGUN`]
+    /// until the measurement begins.
     next_ns: u64,
 }
 
@@ -389,7 +389,7 @@ pub struct Measured {
     /// Bytes of each tenant in each interval, if [`Times::interval`] is set.
     pub series: Vec<Vec<u64>>,
     /// The weights that the policy set for the device's classes, each with its time after the start
-    /// of the measurement, or 0.
+    /// of the measurement; 0 for weights that were set earlier.
     pub class_weights: Vec<(Duration, ClassWeights)>,
     /// The value of D at the end, if it is known ([`fairq_core::Stats::known_slots`]).
     pub slots: Option<u64>,
