@@ -9,7 +9,7 @@
 //! either is exhausted, the next request is not taken in (`Intake::Stalled`) and the server stops
 //! reading this socket. This delays this client and no other connection.
 //!
-//! **Ownership.** An *op* is the slot of a request in flight ([`LiveRequest`]). It has one buffer
+//! **Ownership.** An *op* is the slot of a request in flight (`LiveRequest`). It has one buffer
 //! for all data of the request, so that one receive takes all of the payload that has arrived. Each
 //! piece has a part of this buffer. The part belongs to the socket during a receive, to the device
 //! between submit and finish, and to the socket again while the reply is sent; the buffer is freed
