@@ -364,8 +364,8 @@ pub struct Threads<'a> {
     pub cpus: &'a [usize],
     /// The path of their requests to the device.
     pub path: Path,
-    /// The time that a job stays on one thread before it moves to a random other one; `None` if
-    /// jobs do not move.
+    /// The time that a job stays on one thread before a random thread, which may be the same, is
+    /// chosen for it; `None` if jobs do not move.
     pub moves: Option<Duration>,
 }
 
@@ -380,8 +380,8 @@ pub struct Measured {
     pub disturbance: Option<Disturbance>,
     /// CPU time of the whole process during the measurement.
     pub cpu: Duration,
-    /// The number of times that one of its threads lost its CPU to another program during the
-    /// measurement.
+    /// The number of times that one of its threads lost its CPU to another thread, of any process,
+    /// during the measurement.
     pub preempted: u64,
     /// The average fraction (0 to 1) of the time in which its shards were ready to run but other
     /// threads had their CPUs, if the kernel reports it.
