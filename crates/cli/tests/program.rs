@@ -122,7 +122,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["serve", "--device", disk, "--tenant", "a"],
             1,
-            "has it locked for serving; stop that one".into(),
+            "has it locked for serving; stop that server".into(),
         ),
         // The demo's tenants would write to the disk.
         (vec!["serve", "--device", disk], 2, "no tenants: name the tenants that".into()),

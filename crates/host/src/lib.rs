@@ -6,6 +6,7 @@
 //! | [`observe`] | counters, latencies, recorded requests, interference, limits of the log |
 //! | [`device`] | devices: files, memory, models, a software NVMe controller |
 //! | [`shard`] | a core's loop and its data path through a policy's port to the device |
+//! | [`front`] | front ends of a shard: their dispatch, vhost-user, vfio-user, ublk |
 //! | [`nbd`] | the protocol: bytes (`wire`), sessions (`session`), requests (`serve`) |
 //! | [`server`] | sockets, bounds of connections, tenants; the control thread |
 //! | [`measure`] | load on shards, and a client of NBD servers, for `fairq bench` |

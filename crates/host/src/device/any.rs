@@ -191,7 +191,8 @@ impl AnyDevice {
         }
     }
 
-    /// The largest number of stores: one, or the number for its files and some later ones.
+    /// The largest number of stores: 1 for a device without files; otherwise the stores of its
+    /// first files, and a few more for files on other devices that are added later.
     pub fn room_for_stores(&self) -> usize {
         if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
     }

@@ -84,8 +84,8 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// The file is already being served.
-    #[error("{}: another process, or this one, has it locked for serving; stop that one (which may \
-     take a moment: writes of a server that was killed have to end first), or serve another file", path.display())]
+    #[error("{}: another process, or this one, has it locked for serving; stop that server (which \
+     may take a moment: writes of a killed server have to end first), or serve another file", path.display())]
     Locked {
         /// The file.
         path: PathBuf,

@@ -25,11 +25,11 @@
 //! region. Reads need no guard, because a cycle writes back the surrounding bytes unchanged.
 //!
 //! **No deadlock.** An access enters its stripes one by one in ascending order, and does its I/O
-//! only when it holds them all. An access that waits at a stripe waits for earlier accesses there.
-//! If one of these waits, it waits at a higher stripe; and the access that holds the highest such
-//! stripe waits only for I/O. Exclusive accesses obtain their bounce buffer before they draw a
-//! ticket, so no ticket waits for memory. A drawn ticket is always used, because a command in
-//! flight cannot be cancelled.
+//! only when it holds them all. The first access that waits at a stripe waits only for accesses
+//! that hold the stripe. If one of these waits, it waits at a higher stripe, and an access that
+//! holds the highest stripe waits only for I/O. Exclusive accesses obtain their bounce buffer
+//! before they draw a ticket, so no ticket waits for memory. A drawn ticket is always used, because
+//! a command in flight cannot be cancelled.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

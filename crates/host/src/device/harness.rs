@@ -43,7 +43,7 @@ pub(crate) struct Driver<Q> {
     pub(crate) tamper: Tamper,
 }
 
-/// A command that has ended: its tag, its errno, and the data that it read.
+/// A command that has ended, with its errno and the data in its memory.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) command: Command,

@@ -18,8 +18,9 @@
 //!
 //! - *Rate.* With a backlog `now` has no effect: the device is busy without a gap even if a shard
 //!   reaps late. Fractions of a nanosecond are carried over, so the long-term rate is exactly the
-//!   smallest of `iops`, `bandwidth` over size, and `parallelism / (latency + ...)`. Like a real
-//!   device, it does not make up for times without commands.
+//!   smallest of `iops`, `bandwidth` over size, and `parallelism` over the time of one command
+//!   (`latency` and the longer of its times at the controller and on the link). Like a real device,
+//!   it does not make up for times without commands.
 //! - *Shares.* First come, first served: unscheduled tenants share by the number of commands that
 //!   each keeps queued.
 //! - *Flush* and the other commands without data cost `1 / iops` of the controller's time. A flush

@@ -221,7 +221,7 @@ fn every_device_takes_scattered_commands() {
         let device = spec.open().unwrap();
         let mut driver = Driver::open(&device);
         let data = pattern(7, 128 << 10);
-        // These are more simultaneous commands than the controller has lists of stretches.
+        // Up to 16 commands are in flight at a time, each with a list of stretches.
         for round in 0..40u64 {
             let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
             driver.issue_scattered(write, &data, &[(4096, 0)]);
@@ -247,8 +247,8 @@ fn every_device_takes_scattered_commands() {
     }
 }
 
-/// Turns some successful results of the kernel into failures (interrupted) or short results (by
-/// whole blocks).
+/// Turns some successful results of the kernel into `EAGAIN` or `EINTR`, and shortens some others
+/// to whole blocks.
 fn troubled(seed: u64) -> Tamper {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Box::new(move |event| {

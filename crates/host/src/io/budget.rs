@@ -74,8 +74,8 @@ impl Budget {
         debug_assert!(used >= bytes, "more is given than was taken");
     }
 
-    /// Whether little memory is left for a tenant: less than an eighth of the budget, either of the
-    /// whole budget or of the tenant's half.
+    /// Whether little memory is left for a tenant: less than an eighth of the budget, either in the
+    /// whole budget or in the tenant's half of it.
     pub fn is_short(&self, tenant: u16) -> bool {
         let margin = self.most / 8;
         self.used() > self.most - margin

@@ -250,7 +250,7 @@ impl Region {
         end - kept
     }
 
-    /// Calls a function of the budget; false if there is none.
+    /// Calls a function of the region's budget; false if the region has no budget.
     fn ask(&self, question: impl FnOnce(&Budget, u16) -> bool) -> bool {
         self.budget.as_ref().is_some_and(|(budget, tenant)| question(budget, *tenant))
     }

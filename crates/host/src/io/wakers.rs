@@ -2,7 +2,7 @@
 //!
 //! The bell (explained in `fairq_core::wake`) shows whether a shard has to be woken at all. A
 //! wake-up costs no system call while the shard runs, or polls the bell before it sleeps (see
-//! `patience`). Only the eventfd of a parked shard is written.
+//! `shard::spin`). Only the eventfd of a parked shard is written.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

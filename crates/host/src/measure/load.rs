@@ -117,8 +117,8 @@ struct Running {
     /// The next block of a sequential job.
     next_block: u64,
     /// The time from which the next request may be submitted: at first the start of the job, later
-    /// determined by its rate. For a job that begins during the measurement it is [`NOT_BEGUN`]
-    /// before it.
+    /// determined by its rate. For a job that begins during the measurement, it is [`NOT_BEGUN`]
+    /// until the measurement begins.
     next_ns: u64,
 }
 
@@ -364,8 +364,8 @@ pub struct Threads<'a> {
     pub cpus: &'a [usize],
     /// The path of their requests to the device.
     pub path: Path,
-    /// The time that a job stays on one thread before it moves to a random other one; `None` if
-    /// jobs do not move.
+    /// The time that a job stays on one thread before a random thread, which may be the same, is
+    /// chosen for it; `None` if jobs do not move.
     pub moves: Option<Duration>,
 }
 
@@ -380,8 +380,8 @@ pub struct Measured {
     pub disturbance: Option<Disturbance>,
     /// CPU time of the whole process during the measurement.
     pub cpu: Duration,
-    /// The number of times that one of its threads lost its CPU to another program during the
-    /// measurement.
+    /// The number of times that one of its threads lost its CPU to another thread, of any process,
+    /// during the measurement.
     pub preempted: u64,
     /// The average fraction (0 to 1) of the time in which its shards were ready to run but other
     /// threads had their CPUs, if the kernel reports it.
@@ -389,7 +389,7 @@ pub struct Measured {
     /// Bytes of each tenant in each interval, if [`Times::interval`] is set.
     pub series: Vec<Vec<u64>>,
     /// The weights that the policy set for the device's classes, each with its time after the start
-    /// of the measurement, or 0.
+    /// of the measurement; 0 for weights that were set earlier.
     pub class_weights: Vec<(Duration, ClassWeights)>,
     /// The value of D at the end, if it is known ([`fairq_core::Stats::known_slots`]).
     pub slots: Option<u64>,

@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | arrive | accepted and tagged | the request; start tag, virtual time |
 //! | issue | issued to the device | class, free slots; start tag, virtual time |
-//! | held | requests are staged and none may be dispatched | reason ([`Held`]); its start tag |
+//! | held | requests are staged and none may be dispatched | reason ([`Held`]); the next request's start tag |
 //! | complete, fail | completed | – |
 //! | cancel | cancelled while staged: its client has ended, or its tenant was removed | – |
 //!

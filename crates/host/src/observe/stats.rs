@@ -430,7 +430,8 @@ impl Ledger {
         for tenant in changed {
             let mut parts = self.kept.iter().filter_map(|shard| shard[tenant].as_ref());
             let Some(mut total) = parts.next().cloned() else { continue };
-            // A tenant with one connection is on one shard, so there are no other parts to add.
+            // The total is copied only if another shard has a part: a tenant with one connection
+            // is on one shard.
             parts.for_each(|part| Arc::make_mut(&mut total).add(part));
             self.totals.tenants[tenant] = total;
         }

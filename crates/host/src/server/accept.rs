@@ -152,7 +152,7 @@ impl ControlThread<'_> {
     /// See [`crate::server::Admin::unlisten`].
     pub(super) fn unlisten_at(&mut self, at: &Listen) -> Result<(), AdminError> {
         if *at == Listen::Ublk && self.has_disks_of_all {
-            // This cannot fail, since devices are not started.
+            // The result is ignored: this needs no new device, and `update_disks` logs errors.
             let _ = self.set_disks_of_all(false);
             return Ok(());
         }

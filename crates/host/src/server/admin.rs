@@ -194,7 +194,8 @@ pub trait Admin {
     /// longer than 20 ms. The opening then continues, and the same call returns its result later.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
     /// Begins to open a file in advance; [`Admin::open_file`] has to be called for it within a
-    /// minute. Fails only with [`AdminError::Opening`], until the file is open or cannot be opened.
+    /// minute. Returns [`AdminError::Opening`] while the file is being opened, and `Ok` when it is
+    /// open or cannot be opened; also fails if no thread can be started for it.
     fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError>;
     /// Closes a file that no tenant uses, once no request to it is in flight.
     fn close_file(&mut self, file: u16);
@@ -231,8 +232,8 @@ pub trait Admin {
     /// Makes a tenant's flushes fail with `EIO` until [`Admin::clear_error`], because an earlier
     /// server recorded with the error `errno` that the tenant's data may be lost.
     fn lose(&self, member: &Member, errno: i32);
-    /// Stops failing a tenant's flushes because of a failed write-back; returns its errno, if there
-    /// was one.
+    /// Clears the error of a tenant whose flushes fail after a failed write-back; returns its
+    /// errno, if there was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;

@@ -60,7 +60,7 @@ pub enum AdminError {
     Device(#[from] DeviceError),
     /// A file's file system does not answer.
     #[error(
-        "{} is still being opened, for {} s: its file system does not answer; check it and its \
+        "{} has been opening for {} s: its file system does not answer; check it and its \
          device, then try again", path.display(), waited.as_secs()
     )]
     Opening {

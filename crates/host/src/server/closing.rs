@@ -2,8 +2,8 @@
 //! that may block makes the tenant's writes durable, and every shard releases the file. Then the
 //! file is closed and may be opened again.
 //!
-//! A tenant that is added with the same file before that uses the open file, once no request of the
-//! removed tenant is in flight.
+//! If a tenant with the same file is added before the file is closed, it uses the open file, once
+//! no request of the removed tenant is in flight.
 
 use fairq_core::PortSet;
 

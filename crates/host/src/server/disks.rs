@@ -108,7 +108,7 @@ enum Job {
 /// The state of each device, by the number of its tenant.
 type Status = Arc<Mutex<BTreeMap<u16, AttachmentStatus>>>;
 
-/// The thread, and what it reports.
+/// The thread, and the states of devices that it reports.
 pub(super) struct Disks {
     jobs: Sender<Job>,
     status: Status,

@@ -131,7 +131,7 @@ impl ControlThread<'_> {
 }
 
 /// The state of a group over several stores: members and held requests are summed, and the weight
-/// is that of the first store in which the group has a weight.
+/// is that of the first store in which the group has members.
 pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
     let caps = stores.iter().filter_map(|stats| stats.caps).reduce(|sum, of| CapStats {
         caps: sum.caps,

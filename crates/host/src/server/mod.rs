@@ -198,8 +198,9 @@ pub trait Operator {
     /// The server accepts connections at `listening`. These addresses contain the port that the
     /// system chose if the configuration gave none.
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
-    /// This program has taken over from another one in this process, so the other one cannot be
-    /// executed again. Returns false if this is the program from before a failed upgrade.
+    /// This program has taken over the server from another one in this process, which is not
+    /// executed again even if this program ends. Returns false if an upgrade has failed and this is
+    /// the program that had begun it.
     fn took_over(&mut self, _admin: &mut dyn Admin) -> bool {
         true
     }

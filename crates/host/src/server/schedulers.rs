@@ -121,7 +121,7 @@ impl<'a> Schedulers<'a> {
         })
     }
 
-    /// Whether no number may be left for new slots. With one store each slot has its own number.
+    /// Whether new slots may find no free number; false with one store, as each slot has its own.
     pub(super) fn lack_numbers(&self) -> bool {
         self.later.is_some() && self.names.is_full()
     }

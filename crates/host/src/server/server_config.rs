@@ -61,8 +61,9 @@ pub struct TenantSettings {
 }
 
 impl TenantSettings {
-    /// The settings after an [update](crate::server::Admin::update) to `new`. Settings that clients
-    /// received in their handshakes keep their old values, since only a restart changes them.
+    /// The settings after an [update](crate::server::Admin::update) to `new`. Settings that only a
+    /// restart changes keep their old values: those that clients received in their handshakes, and
+    /// `urgent`, `connections` and `ublk`.
     #[must_use]
     pub fn updated(&self, new: &TenantSettings) -> TenantSettings {
         let TenantSettings { read_only, urgent, connections, ublk, .. } = *self;

@@ -18,8 +18,8 @@
 //! **Example.** The device moves 4 KiB in 100 us, and a tenant's flushes take 5 ms: each is charged
 //! 50 * 4 KiB. A write of 1 byte is charged 8 KiB.
 //!
-//! **Bounds.** The state is three words for each shard and one for each tenant. A flush is charged
-//! at most [`MOST_OF_A_FLUSH`], so that a flush that hung does not starve its tenant for ever.
+//! **Bounds.** A shard's state is two words, and one for each tenant. A flush is charged at most
+//! [`MOST_OF_A_FLUSH`], so that a flush that hung does not starve its tenant for ever.
 
 use fairq_core::Op;
 

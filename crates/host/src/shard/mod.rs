@@ -7,7 +7,7 @@
 //!
 //! **Waking a shard** is the task of [`Wakers`]. A shard parks when it has nothing to do. If
 //! another shard runs and may wake it, it first polls for the wake-up for a bounded time (see
-//! `patience`).
+//! `spin`).
 //!
 //! **Changing the policy.** A loop is compiled for one policy's port. A shard that changes its
 //! policy leaves its loop and enters another one ([`PolicyLoop`]); it keeps its connections, ring,
@@ -16,9 +16,9 @@
 //! The shard then detaches the requests that remain on the device: no port is notified of their
 //! completion. A port may need other ports to dispatch its requests, so a shard without requests
 //! keeps running turns until no shard has requests (a [`Meeting`], explained in
-//! `fairq_core::wake`). The first shard enters its new loop after the last shard has left its old
-//! one. A wake-up of a shard that has not yet entered the new loop is not lost, since a loop begins
-//! with a turn. While serving, the cost is one check of an `Option` per turn.
+//! `fairq_core::wake`). No shard enters its new loop before that. A wake-up of a shard that has not
+//! yet entered the new loop is not lost, since a loop begins with a turn. While serving, the cost
+//! is one check of an `Option` per turn.
 
 use std::io;
 use std::sync::Arc;
@@ -439,8 +439,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     }
 
     /// A shard that ends waits for the device, but not for caps: requests that a cap holds back are
-    /// answered with an error, since they could wait for hours. True if there were such requests.
-    /// The next requests of their connections are handled here in the next turn.
+    /// answered with an error, since they could wait for hours. True if there were such requests:
+    /// the shard then runs another turn, for the next requests of their connections.
     #[cold]
     fn give_up_waits(&mut self, since_ns: u64) -> bool {
         let now_ns = self.clock.now_ns();

@@ -23,8 +23,8 @@
 //! requests that the policy has merged with others.
 //!
 //! A live request has a [`Tag`], an index into the table of live requests. The number of tags is
-//! fixed, which bounds the requests of a shard ([`DataPath::has_room`]). A running shard allocates
-//! no memory here.
+//! fixed, which bounds the requests of a shard ([`DataPath::has_room`]). Their tables are allocated
+//! when the shard starts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

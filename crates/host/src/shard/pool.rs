@@ -121,8 +121,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
     /// Makes the shards complete their requests under their policy and change to the policy of
     /// these ports, one for each shard. New requests wait during the change. The caller must tick
     /// the old policy until the exchange is over. `patience` bounds the wait for requests on a
-    /// store that does not answer. The last shard to finish calls `hand_over`, when no shard uses
-    /// the old policy any longer and none uses the new one yet.
+    /// store that does not answer. The last shard to finish calls `hand_over`, when no port of the
+    /// old policy holds a request any longer and no shard uses the new policy yet.
     pub fn change(
         &self,
         ports: PolicyLoops<D, F>,

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | read, write | pieces of [`PIECE`] bytes, submitted when their data have arrived |
 //! | discard, write zeroes | one piece after the other, at most 32 MiB; zeroes that the device has to write, [`PIECE`] |
-//! | either of them with FUA | a flush at the end, which is cheaper than a durable order for each piece; a discard changes only maps, for which devices have no flag |
+//! | either of them with FUA | a flush at the end, which is cheaper than a durable order for each piece; devices have no FUA flag for discards, which change only maps |
 //! | flush | one |
 //! | one that the server answers, or refuses | one without work, for which the tenant is charged |
 //!

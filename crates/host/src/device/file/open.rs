@@ -7,8 +7,8 @@
 //! registered files some time *after* its process has ended, so a server that is restarted at once
 //! would find its own files locked. The server never unlocks a file: the lock ends with the last
 //! request that the kernel has for the file, so no write of a killed server lands after the writes
-//! of the next one. Opening may block on the file system, so it is done by threads for which no
-//! other thread waits.
+//! of the next one. Opening may block on the file system, so a running server opens files on
+//! separate threads (`server::opening`).
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -287,8 +287,8 @@ fn what_a_file_has_lost_is_an_error() {
     }
 }
 
-/// Two threads with a queue each write different bytes of the same blocks, and whole blocks next to
-/// them.
+/// Two threads, which have a queue each, write different bytes of the same blocks, and whole blocks
+/// next to them.
 #[test]
 fn writers_of_one_block_do_not_undo_each_other() {
     const ROUNDS: u32 = 150;
@@ -356,7 +356,7 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     assert_eq!(driver.run(zero, &[]).errno, 0);
     assert_eq!(known(), [false, false]);
     assert_eq!(driver.run(command(Op::Discard, 1 << 19, 1 << 19), &[]).errno, 0);
-    assert_eq!(known(), [true, false], "holes are no writing");
+    assert_eq!(known(), [true, false], "a hole is made without writing");
     assert_eq!(driver.read(200_000, 200_000), [vec![0; 101_001], vec![7; 98_999]].concat());
     assert_eq!(driver.read(1000, 2), [7, 0]);
     assert!(device.extents(0, 0, 1 << 19, 9).unwrap().iter().all(|extent| !extent.is_hole));
@@ -405,7 +405,7 @@ fn writes_that_follow_each_other_are_gathered() {
     assert_eq!(pages("two", 13, 18), [0, 4, 6, 7, 0]);
 }
 
-/// Dirty bytes of a range of a file, or `None` if this kernel does not count them.
+/// The number of dirty pages in a range of a file, or `None` if this kernel does not count them.
 fn dirty(file: &std::fs::File, offset: u64, length: u64) -> Option<u64> {
     use std::os::fd::AsRawFd;
     const CACHESTAT: i64 = 451;

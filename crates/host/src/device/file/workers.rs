@@ -7,7 +7,7 @@
 //! for each other.
 //!
 //! **Model.** Each store has its own threads, at most [`MOST`], which make only its calls. One idle
-//! thread is kept in reserve, so that a shard never starts a thread: a thread that takes a job
+//! thread is kept in reserve, so that [`Workers::push`] starts no thread: a thread that takes a job
 //! while no other thread is idle starts the next one. If two threads are idle, one of them ends
 //! after [`IDLE`]. Threads are not joined, since they may block for ever.
 

@@ -347,7 +347,8 @@ impl Queue {
         waits
     }
 
-    /// Whether the first arrived request has waited for longer than the client's patience.
+    /// Whether the first arrived request has waited for longer than it may
+    /// ([`Client::patience_s`]).
     fn is_late(&self) -> bool {
         self.is_behind && self.behind_s > self.client.patience_s()
     }

@@ -145,7 +145,7 @@ impl Area {
         Ok(Area { base, length: mapped, stride, queues, size, is_packed, _watched: watched })
     }
 
-    /// The region of a queue, if the area has one of the queue's format and size.
+    /// The region of a queue, if the area has one of the queue's format and of at least its size.
     pub fn region(self: &Arc<Area>, queue: usize, size: u16, is_packed: bool) -> Option<Region> {
         let fits = queue < self.queues && size <= self.size && is_packed == self.is_packed;
         let base = self.base.wrapping_add(queue * self.stride);

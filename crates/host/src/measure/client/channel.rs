@@ -127,8 +127,8 @@ impl Tls {
         Ok(())
     }
 
-    /// Decrypts the first `count` received bytes to `room`; the plain text is not longer than its
-    /// records.
+    /// Decrypts the first `count` received bytes to `room`. The plain text is at most as long as
+    /// these bytes and the part of a record that TLS received before them.
     fn decrypt(&mut self, count: usize, room: &mut [u8]) -> io::Result<usize> {
         let mut records = &self.received[..count];
         let mut taken = 0;

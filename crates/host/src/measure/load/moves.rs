@@ -5,11 +5,11 @@
 //! tenants equal service, and a scheduler that limits the lead of one tenant over another has
 //! nothing to do. An operating system, however, moves threads between cores. **Model.** Every shard
 //! has all jobs and runs those whose home it is. The homes depend only on the number of the
-//! interval, so shards agree on them without communication: running jobs are distributed at random,
-//! and the shards' numbers of jobs differ by at most one. A request ends on the shard where it
-//! began, and the job's next one begins on its home. **Memory order.** The requests that a job may
-//! still send are counted in one word for all shards, which guards no other data, so access is
-//! relaxed.
+//! interval and on the jobs that run when it begins, so shards agree on them without communication:
+//! running jobs are distributed at random, and the shards' numbers of jobs differ by at most one. A
+//! request ends on the shard where it began, and the job's next one begins on its home. **Memory
+//! order.** The requests that a job may still send are counted in one word for all shards, which
+//! guards no other data, so access is relaxed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

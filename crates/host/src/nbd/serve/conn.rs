@@ -1,20 +1,20 @@
 //! One NBD connection in its transmission phase, as a shard serves it.
 //!
 //! ```text
-//!   socket ─ recv ─▶ inbuf ─ parse ─▶ LiveRequest ─ pieces ─▶ orders ─▶ data path
-//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all orders finished ◀─────────────────┘
+//!   socket ─ recv ─▶ incoming ─ parse ─▶ LiveRequest ─ pieces ─▶ orders ─▶ data path
+//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all orders finished ◀────────────────────┘
 //! ```
 //!
 //! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers. If
 //! either is exhausted, the next request is not taken in (`Intake::Stalled`) and the server stops
 //! reading this socket. This delays this client and no other connection.
 //!
-//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
-//! payload that has arrived. Each piece has a part of this buffer. The part belongs to the socket
-//! during a receive, to the device between submit and finish, and to the socket again while the
-//! reply is sent; the op frees the buffer when the reply has been sent. So later writes to the file
-//! cannot change a reply. Ops are in a boxed slice that never moves, because replies are sent from
-//! the headers in them.
+//! **Ownership.** An *op* is the slot of a request in flight (`LiveRequest`). It has one buffer
+//! for all data of the request, so that one receive takes all of the payload that has arrived. Each
+//! piece has a part of this buffer. The part belongs to the socket during a receive, to the device
+//! between submit and finish, and to the socket again while the reply is sent; the buffer is freed
+//! when the reply has been sent. So later writes to the file cannot change a reply. Ops are in a
+//! boxed slice that never moves, because replies are sent from the headers in them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -56,10 +56,11 @@ const MAX_EXTENTS: usize = 128;
 /// The pieces of memory in a reply: a header, and data.
 const REPLY_PIECES: usize = 2;
 /// A payload of at least this many bytes is received directly into its buffer, and the next receive
-/// then takes only the header after it. A smaller payload is received into `inbuf` with the bytes
-/// after it.
+/// then takes only the header after it. A smaller payload is received into `incoming` with the
+/// bytes after it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
-/// The reason in the log when a request has waited too long for an earlier connection's writes.
+/// The reason in the reply to a request that has waited too long for an earlier connection's
+/// writes.
 const LATE: &str =
     "writes of an earlier connection to the same bytes have not ended on the storage";
 /// The most payload that one receive takes, in bytes: as many pieces as the shard issues in a
@@ -79,9 +80,9 @@ impl Limits {
     /// Memory for one request of the largest size and some small ones, in bytes.
     pub const MIN_MEMORY: usize = 40 << 20;
 
-    /// The number of live requests that a shard must be able to hold, so that no connection ever
-    /// has to wait until another's requests end. Each request in flight is at least one order, and
-    /// the memory holds `memory / PIECE` whole pieces.
+    /// The number of tags that a shard needs, so that no connection ever waits for another's
+    /// requests to end. A tag is needed for each order: at least one for each request in flight,
+    /// and one for each of the `memory / PIECE` whole pieces that the memory holds.
     pub const fn tags(&self, connections: usize) -> usize {
         connections * (self.depth as usize + self.memory / PIECE as usize)
     }

@@ -160,8 +160,8 @@ impl LiveRequest {
     }
 }
 
-/// The orders of a request. A read-ahead is advice that a server with direct I/O cannot use, and
-/// the surveyor answers block status requests.
+/// The orders of a request. A read-ahead (advice that a server with direct I/O cannot use) and a
+/// block status request (which the surveyor answers) are one order without work.
 fn orders_of(request: &Request) -> request::Request {
     let op = match request.command {
         Command::Read => Op::Read,

@@ -150,9 +150,9 @@ impl Incoming {
         self.replay.as_ref()
     }
 
-    /// Takes more plain text from TLS, if it holds any; true if it did. An error concerns records
-    /// that were received earlier and not processed, because TLS already held as much plain text as
-    /// it may.
+    /// Takes more bytes from [`Self::replay_first`], or else plain text that TLS holds; true if
+    /// there were any. An error of TLS concerns records that were received earlier and not
+    /// processed, because TLS already held as much plain text as it may.
     pub(super) fn refill(&mut self) -> Result<bool, rustls::Error> {
         self.compact();
         if let Some(replay) = &mut self.replay {

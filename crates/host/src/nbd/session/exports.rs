@@ -166,9 +166,9 @@ pub enum ExportsError {
     },
     /// Block sizes that the protocol does not allow.
     #[error(
-        "block sizes of export {name:?} ({blocks:?}): min is a power of two up to 65536, preferred \
-         a power of two of \
-         at least 512 and min, max_payload between preferred and {MAX_PAYLOAD}"
+        "block sizes of export {name:?} ({blocks:?}): min must be a power of two up to 65536, \
+         preferred a power of two of \
+         at least 512 and min, and max_payload must be between preferred and {MAX_PAYLOAD}"
     )]
     Blocks {
         /// The name.
@@ -177,7 +177,7 @@ pub enum ExportsError {
         blocks: BlockSizes,
     },
     /// The default export is not in the list.
-    #[error("default export number {index} of {count} exports")]
+    #[error("the default export has the index {index}, but there are only {count} exports")]
     Default {
         /// The number given.
         index: usize,

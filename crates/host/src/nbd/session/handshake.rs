@@ -108,10 +108,10 @@ pub enum HandshakeError {
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
     /// The bytes received are not the beginning of an option.
-    #[error("option begins with {0:#018x}")]
+    #[error("an option begins with {0:#018x}, not with IHAVEOPT")]
     OptionMagic(u64),
     /// The data of an option are too long even to be skipped.
-    #[error("option {option} with {length} bytes of data")]
+    #[error("option {option} has {length} bytes of data, more than {MAX_OPTION_SKIP}")]
     OptionLength {
         /// The option.
         option: u32,

@@ -9,8 +9,8 @@ use crate::observe::record::Kind;
 
 impl<P: Port, D: Device> DataPath<P, D> {
     /// Cancels the live requests of the current front end ([`Self::serve`]) for whose cookies
-    /// `is_unwanted` is true and that the policy still holds. They end with `errno`, and no tenant
-    /// is charged. Requests that the device has, or that the policy has merged, run to their end.
+    /// `is_unwanted` is true, unless they were issued. They end with `errno`, and no tenant is
+    /// charged. Requests that the device has, or that the policy has merged, run to their end.
     /// The memory of all requests stays in use until [`Self::finished`] has returned them.
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
         let own = self.asker;

@@ -9,7 +9,7 @@ use crate::io::ring::Ring;
 use crate::observe::stats::Counted;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Removes the requests from the port that wait for a cap, which may take an hour;
+    /// Removes from the port the requests that wait for a cap, because they may wait for an hour;
     /// [`Self::resubmit`] submits them to the next port.
     #[cold]
     pub fn withdraw(&mut self, now_ns: u64) {

@@ -14,10 +14,10 @@
 //!
 //! *Memory ordering.* A guest stores descriptors before it makes them available (the guest's
 //! release, matched by an acquire here), and this side stores used elements before the word that
-//! publishes them (a release). Suppression of notifications is Dekker's pattern on both sides:
-//! store the own state, full fence, load the other side's state. So a guest that reads an outdated
-//! suppression sees the used buffers, and a shard that reads an outdated ring has its kicks
-//! enabled.
+//! publishes them (a release). Suppression of notifications is Dekker's pattern: each side stores
+//! its own state, executes a full fence, and loads the other side's state. So if the shard reads an
+//! outdated suppression of calls, the guest sees the used buffers; and if the shard reads an
+//! outdated ring, the guest sees that kicks are enabled.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -66,8 +66,8 @@ pub enum Fault {
     /// An indirect table within an indirect table, or beside other descriptors of a chain.
     #[error("a table of descriptors is not the only descriptor of its chain")]
     Table,
-    /// The length of an indirect table is not a multiple of a descriptor's size.
-    #[error("a table of descriptors has {0} bytes")]
+    /// The length of an indirect table is 0, or not a multiple of a descriptor's size.
+    #[error("a table of descriptors has {0} bytes, not a positive multiple of {DESCRIPTOR}")]
     TableLength(u32),
     /// A descriptor's successor does not exist.
     #[error("descriptor {0} does not exist")]
@@ -78,7 +78,7 @@ pub enum Fault {
     /// A descriptor without memory.
     #[error("a descriptor has no bytes")]
     Empty,
-    /// The guest makes a chain available that the device already has.
+    /// The guest makes a chain available that the device already has, or that does not exist.
     #[error("buffer {0} is made available twice, or does not exist")]
     Buffer(u16),
     /// The ring of available buffers holds more chains than its size.
@@ -133,7 +133,7 @@ pub struct Chain {
     pub readable: Vec<Memory>,
     /// The memory that the device is to write.
     pub writable: Vec<Memory>,
-    /// The descriptors of a packed ring.
+    /// The descriptors of the chain in a packed ring; empty for a split ring.
     pub ring: Vec<Descriptor>,
     table: Vec<Memory>,
 }
@@ -257,8 +257,8 @@ pub struct Layout {
     pub size: u16,
     /// Whether the ring is packed.
     pub is_packed: bool,
-    /// Whether `EVENT_IDX` was negotiated: each side publishes the position of its next
-    /// notification.
+    /// Whether `EVENT_IDX` was negotiated: each side publishes the position at which it wants the
+    /// next notification.
     pub has_event_index: bool,
     /// The addresses of the rings.
     pub addresses: Addresses,

@@ -123,7 +123,8 @@ impl Packed {
     pub(super) fn new(guest: &Arc<Guest>, layout: &Layout, base: u32) -> Result<Packed, Fault> {
         let &Layout { size, has_event_index, addresses, .. } = layout;
         let rings = Rings::find(guest, size, &addresses)?;
-        // Some monitors set only one position: that of a ring in which all chains were used.
+        // Some monitors set only the position of the next chain, for a ring without chains in
+        // flight: the next used buffer then has the same position.
         let used = if base >> 16 == 0 { base as u16 } else { (base >> 16) as u16 };
         let [next, used] = [base as u16, used].map(Position::of);
         if next.index >= size || used.index >= size {
@@ -148,8 +149,9 @@ impl Packed {
         (flags & AVAILABLE != 0) == position.wrap && (flags & USED != 0) != position.wrap
     }
 
-    /// Marks descriptors of chains that the device holds as available: the flags of an unpublished
-    /// batch may have been stored in part.
+    /// Stores the flags of available descriptors, for the chains that the device has not returned:
+    /// the last server may have stored some flags of used descriptors, of a batch that it did not
+    /// publish.
     pub fn hold(&self, from: Position, places: u16) {
         let mut at = from;
         for _ in 0..places.min(self.size) {

@@ -92,7 +92,7 @@ impl Conn {
                 requests = failed,
                 waited_s = patience_s,
                 "requests fail with EIO: writes of an earlier connection of the tenant to the same \
-                 bytes have not ended, and could overwrite them; check the storage"
+                 bytes have not ended, and could overwrite newer data; check the storage"
             );
         }
         failed > 0

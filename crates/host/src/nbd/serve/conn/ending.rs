@@ -8,8 +8,9 @@
 //! | sends `DISC` and closes | are completed for [`FAREWELL_S`], as the protocol requires |
 //! | closes without `DISC` | are dropped when its stream has been read to the end |
 //! | only closes its sending direction | are completed and answered for [`FAREWELL_S`] |
-//! | does either behind requests that wait for buffers, and does not read | are dropped after \
-//! [`FAREWELL_S`] in which it took no byte |
+//!
+//! If the `DISC` or the end of the stream is behind a request that waits for buffers, and the
+//! client does not read, its requests are dropped after [`FAREWELL_S`] in which it took no byte.
 //!
 //! A failed send shows only that the client does not read. Its `DISC` (its good-bye) may be among
 //! the bytes that are still to be received, so the stream is read on, but nothing more is answered.
@@ -28,8 +29,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 
-/// The time for which the server waits for a leaving client, in seconds: until its next byte if it
-/// takes its answers, or in total if it takes none.
+/// The longest time for which the server waits for a leaving client, in seconds. Each byte that the
+/// client takes restarts it, unless a send has failed or the stream has ended without a `DISC`.
 const FAREWELL_S: u8 = 5;
 
 /// The way in which a client has left.
