@@ -123,6 +123,11 @@ impl Packed {
     pub(super) fn new(guest: &Arc<Guest>, layout: &Layout, base: u32) -> Result<Packed, Fault> {
         let &Layout { size, has_event_index, addresses, .. } = layout;
         let rings = Rings::find(guest, size, &addresses)?;
+        // User-mode Linux starts a new ring at 0, though the wrap counters of a new ring are 1. In
+        // a ring whose wrap counters are 0 the first descriptor was used in the lap before, and its
+        // used flag is set.
+        let is_new = base == 0 && rings.flags(0, Ordering::Acquire) & USED == 0;
+        let base = if is_new { 0x8000_8000 } else { base };
         // Some monitors set only the position of the next chain, for a ring without chains in
         // flight: the next used buffer then has the same position.
         let used = if base >> 16 == 0 { base as u16 } else { (base >> 16) as u16 };

@@ -303,11 +303,12 @@ proptest! {
     #[test]
     fn both_sides_agree(
         size in 1..40_u16, is_packed in any::<bool>(), has_event_index in any::<bool>(),
-        steps in prop::collection::vec(step(), 1..300),
+        starts_at_0 in any::<bool>(), steps in prop::collection::vec(step(), 1..300),
     ) {
         let size = if is_packed { size } else { size.next_power_of_two() };
         let (machine, mut driver) = (Machine::new(), Driver::new(size, is_packed, has_event_index));
-        let mut queue = Queue::new(&machine.guest, &driver.layout, driver.base()).unwrap();
+        let base = if starts_at_0 { 0 } else { driver.base() };
+        let mut queue = Queue::new(&machine.guest, &driver.layout, base).unwrap();
         let mut chain = Chain::default();
         let mut sent: VecDeque<(u16, Vec<Part>)> = VecDeque::new();
         let (mut held, mut pushed, mut visible) = (Vec::new(), VecDeque::new(), 0);
