@@ -75,6 +75,14 @@ pub(super) struct CqPlace {
     pub(super) shard: usize,
     /// Its submission queues.
     pub(super) users: u16,
+    pub(super) size: u16,
+}
+
+/// A submission queue that the guest has created.
+#[derive(Clone, Copy)]
+pub(super) struct SqPlace {
+    pub(super) cqid: u16,
+    pub(super) size: u16,
 }
 
 /// The admin queue of an enabled controller, and the properties that its commands have set.
@@ -86,8 +94,7 @@ pub(super) struct AdminQueue {
     /// I/O queues of each kind that there may be.
     pub(super) most: u16,
     pub(super) cqs: [Option<CqPlace>; QUEUES + 1],
-    /// The completion queue of each submission queue.
-    pub(super) sqs: [Option<u16>; QUEUES + 1],
+    pub(super) sqs: [Option<SqPlace>; QUEUES + 1],
     /// I/O queues of each kind that may be created, and whether any has been.
     pub(super) granted: u16,
     pub(super) has_queues: bool,
@@ -132,12 +139,13 @@ impl AdminQueue {
         }
     }
 
-    /// The shard of a queue.
-    pub(super) fn shard_of(&self, id: u16, is_completion: bool) -> Option<usize> {
-        let cqid = match is_completion {
-            true => id,
-            false => (*self.sqs.get(usize::from(id))?)?,
-        };
-        (*self.cqs.get(usize::from(cqid))?).map(|cq| cq.shard)
+    /// The shard of an I/O queue, and its number of entries.
+    pub(super) fn place_of(&self, id: usize, is_completion: bool) -> Option<(usize, u16)> {
+        let cq = |id: usize| self.cqs.get(id).copied().flatten();
+        if is_completion {
+            return cq(id).map(|cq| (cq.shard, cq.size));
+        }
+        let sq = self.sqs.get(id).copied().flatten()?;
+        Some((cq(sq.cqid.into())?.shard, sq.size))
     }
 }

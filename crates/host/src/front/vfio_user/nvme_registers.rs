@@ -13,8 +13,9 @@ use crate::device::nvme::spec::{
 use crate::front::vfio_user::bridge::QUEUES;
 use crate::front::vfio_user::controller_state::{AdminQueue, ENTRIES, Registers, Session, VERSION};
 use crate::front::vfio_user::pci_config::MSIX_TABLE;
-use crate::front::vfio_user::queue_group::GuestRing;
+use crate::front::vfio_user::queue_group::{Fault, GuestRing, Which};
 use crate::front::vfio_user::queue_groups::Message;
+use crate::observe::log_limit::STRANGERS;
 
 /// CC.SHN: a shutdown begins.
 const CC_SHUTDOWN: u32 = 3 << 14;
@@ -141,18 +142,34 @@ impl Session {
         self.bridge.reset();
     }
 
-    /// A doorbell is rung, by its place from the admin queue's tail on.
+    /// A doorbell is rung, by its place from the admin queue's tail on. One of a queue that is not
+    /// there has no effect.
     fn ring(&mut self, place: usize, value: u32) {
-        self.bridge.ring(place, value);
         let (id, is_head) = (place / 2, !place.is_multiple_of(2));
+        let Some(admin) = &self.admin else { return };
         if id == 0 {
+            self.bridge.ring(place, value);
             return self.administer();
         }
-        let Some(admin) = &self.admin else { return };
-        if let Some(shard) = admin.shard_of(id as u16, is_head)
-            && self.bridge.wants_kick(shard, is_head)
-        {
+        let Some((shard, size)) = admin.place_of(id, is_head) else { return };
+        if value >= size.into() {
+            let which = if is_head { Which::Completion } else { Which::Submission };
+            return self.fail(&Fault::Doorbell(which(id as u16), value));
+        }
+        self.bridge.ring(place, value);
+        if self.bridge.wants_kick(shard, is_head) {
             (self.send)(shard, Message::Kick { session: self.number });
         }
+    }
+
+    /// The controller fails, until its guest resets it.
+    pub(super) fn fail(&self, fault: &Fault) {
+        if STRANGERS.allows() {
+            tracing::warn!(
+                disk = self.bridge.name(), %fault,
+                "a guest breaks the rules of NVMe: its controller has failed until it is reset"
+            );
+        }
+        self.bridge.fail();
     }
 }

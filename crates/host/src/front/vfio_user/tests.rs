@@ -392,7 +392,12 @@ fn a_client_finds_a_pci_device_with_an_nvme_controller() {
     assert_eq!(client.words(command::GET_REGION_IO_FDS, [16, 0, 0, 0]).unwrap(), [16, 0, 0, 0]);
     assert_eq!(client.words(command::GET_IRQ_INFO, [16, 0, 2, 0]).unwrap(), [16, 1, 2, 65]);
     assert_eq!(client.words(command::GET_IRQ_INFO, [16, 0, 0, 0]).unwrap()[3], 0);
-    assert_eq!(client.words(16, [8, 0]), Err(libc::EOPNOTSUPP), "no device features");
+    for (flags, errno) in
+        [(1 << 18 | 1, libc::ENOTTY), (1 << 16 | 2, libc::ENOTTY), (1, libc::EINVAL)]
+    {
+        assert_eq!(client.words(command::DEVICE_FEATURE, [8, flags]), Err(errno), "{flags:x}");
+    }
+    assert_eq!(client.words(17, [8, 0]), Err(libc::EOPNOTSUPP), "no migration");
     assert_eq!(client.read(7, 9, 3).unwrap(), [0x02, 0x08, 0x01]);
     for (region, offset, count) in [(7, 255, 2), (0, BAR - 1, 2), (1, 0, 1), (0, u64::MAX, 4)] {
         assert_eq!(client.read(region, offset, count), Err(libc::EINVAL));
@@ -694,12 +699,30 @@ fn strangers_hurt_only_themselves() {
     let host = Host::start(1, Poll::Auto);
     let mut good = host.boot();
     assert_eq!(good.create(8, 0, 0), Status::SUCCESS);
-    // Doorbells that cannot be, of queues that are not there.
-    for (place, value) in
-        [(0, 999), (1, 999), (2, 0xffff), (3, 0xffff), (40, 1), (131, 1), (500, 1)]
-    {
+    // Doorbells of queues that are not there.
+    for (place, value) in [(40, 1), (131, 1), (500, 1)] {
         good.client.set(register::DOORBELLS + 4 * place, value);
     }
+    // Values that a queue cannot have, in a register and in a shadow doorbell.
+    let mut odd = host.boot();
+    let fails = |odd: &mut Machine, place: u32, value: u32| {
+        odd.client.set(register::DOORBELLS + 4 * place, value);
+        let since = Instant::now();
+        while odd.client.register(register::CSTS) & CSTS_FATAL == 0 {
+            assert!(since.elapsed() < PATIENCE, "doorbell {place}: {value}");
+        }
+        odd.client.set(register::CC, 0);
+        odd.enable();
+        assert_eq!(odd.create(8, 0, 0), Status::SUCCESS);
+    };
+    assert_eq!(odd.create(8, 0, 0), Status::SUCCESS);
+    for (place, value) in [(0, 999), (1, 999), (1, 5), (2, 8), (2, 0xffff_ffff), (3, 0xffff)] {
+        fails(&mut odd, place, value);
+    }
+    odd.use_shadow();
+    odd.set_shadow(2, 77);
+    fails(&mut odd, 2, 1);
+    assert_eq!(odd.io(transfer(nvm::READ, 1, 0, 1, DATA)), Status::SUCCESS);
     assert_eq!(good.io(transfer(nvm::READ, 1, 0, 1, DATA)), Status::SUCCESS);
     // A client that goes in the middle of a message, and one that goes under load.
     let mut half = Client(host.connect(false));

@@ -567,7 +567,8 @@ impl State {
             else {
                 continue;
             };
-            sq.held += sq.see(controller.doorbells[id].sq_tail.load(Ordering::Acquire));
+            let tail = controller.doorbells[id].sq_tail.load(Ordering::Acquire);
+            sq.held += sq.see(tail).unwrap_or(0);
             self.admit(controller, id);
         }
     }

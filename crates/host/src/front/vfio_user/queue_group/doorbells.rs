@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use fairq_device::QueueIndex;
 
-use super::guest_ring::{Fault, shadow};
+use super::guest_ring::{Fault, Which, shadow};
 use super::{QueueGroup, State};
 use crate::front::guest_memory::Outside;
 
@@ -47,7 +47,8 @@ impl QueueGroup {
             let id = self.active[place];
             let tail = self.tail(id)?;
             let Some(sq) = self.sqs[usize::from(id)].as_mut() else { continue };
-            sq.ring.held += sq.ring.see(tail);
+            let new = sq.ring.see(tail);
+            sq.ring.held += new.ok_or(Fault::Doorbell(Which::Submission(id), tail))?;
             if sq.ring.held > 0 {
                 self.admit(id)?;
             }
@@ -80,7 +81,9 @@ impl QueueGroup {
         for pass in 0..2 {
             let head = self.head(cqid)?;
             let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else { break };
-            cq.ring.see(head);
+            if !cq.ring.see(head) {
+                return Err(Fault::Doorbell(Which::Completion(cqid), head));
+            }
             granted += cq.ring.reserve(held - granted);
             if granted == held || pass > 0 {
                 break;

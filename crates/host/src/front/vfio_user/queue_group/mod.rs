@@ -42,10 +42,8 @@ use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
 use buffered::Buffer;
-use guest_ring::Fault;
-
 pub(super) use endings::signal;
-pub(super) use guest_ring::GuestRing;
+pub(super) use guest_ring::{Fault, GuestRing, Which};
 
 mod buffered;
 mod doorbells;
