@@ -253,7 +253,7 @@ pub(crate) enum CtlCommand {
     /// The server's process executes the new program, which continues with all connections, data
     /// and settings. Before that the new program runs beside the server to check whether it can
     /// continue; if it cannot, nothing changes. Connections with TLS end, and their clients have to
-    /// connect again. The server refuses while a guest has attached an NVMe controller (vfio-user).
+    /// connect again.
     ///
     /// Examples: `fairq ctl upgrade` after a package was installed; `fairq ctl upgrade
     /// /opt/fairq-0.2.0/bin/fairq`; the same command with the old path returns to the old version.

@@ -29,7 +29,8 @@ pub(crate) struct ServeArgs {
     /// Keys: size (null, ram, paced; 4G); iops, bandwidth, latency, parallelism (paced); path,
     /// create (make the file, with its size, if it does not exist), direct=auto|on|off (file). A
     /// path without a kind is a file. nvme-soft, a software controller with weighted round robin:
-    /// backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, window, queues,
+    /// backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, slowdown (a
+    /// factor for the profile's times), window, queues,
     /// wrr=true|false, poller=inline|core.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
@@ -83,7 +84,8 @@ pub(crate) struct ServeArgs {
     /// An address for clients: unix:PATH or tcp:ADDRESS[:PORT]; or for guests' disks:
     /// vhost-user:DIRECTORY, with a socket NAME.sock for each tenant, and vfio-user:DIRECTORY, with
     /// an NVMe controller NAME/cntrl; ublk makes each tenant a block device of this machine,
-    /// /dev/fairq/NAME; may be given many times
+    /// /dev/fairq/NAME; may be given many times. As the only address, without tenants and without a
+    /// policy: vfio-user-device:DIRECTORY, one NVMe controller cntrl over the whole device
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if

@@ -3,10 +3,11 @@
 //! **Problem.** A client of these protocols sends no tenant name, so the socket determines the
 //! tenant. **Model.** A tenant without an identity has a socket `NAME.sock` in each directory of
 //! `--listen vhost-user:DIR`, and a socket `NAME/cntrl` in each directory of `--listen
-//! vfio-user:DIR`. Every tenant also has the sockets of its keys `vhost-user` and `vfio-user`. The
-//! sockets are opened and closed with the tenant; the addition of a tenant fails if one of them
-//! cannot be opened. A socket belongs to a flow, so a change of the policy does not affect it. If
-//! the tenant is renamed, the file of the socket is renamed, too.
+//! vfio-user:DIR`. Every tenant also has the sockets of its keys `vhost-user` and `vfio-user`. With
+//! `--listen vfio-user-device:DIR` the only tenant has the socket `DIR/cntrl`. The sockets are
+//! opened and closed with the tenant; the addition of a tenant fails if one of them cannot be
+//! opened. A socket belongs to a flow, so a change of the policy does not affect it. If the tenant
+//! is renamed, the file of the socket is renamed, too.
 //!
 //! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and
 //! the credentials of each peer are checked.
@@ -27,6 +28,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::front::attach::{Attachment, Disk, Exhausted};
+use crate::front::vfio_user::left_controller::LeftController;
 use crate::front::vhost::left::LeftSession;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
@@ -127,7 +129,9 @@ impl GuestSocket {
 pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
     match at {
         Listen::VhostUser(directory) => Some((AttachmentKind::VhostUser, directory)),
-        Listen::VfioUser(directory) => Some((AttachmentKind::VfioUser, directory)),
+        Listen::VfioUser(directory) | Listen::VfioUserDevice(directory) => {
+            Some((AttachmentKind::VfioUser, directory))
+        }
         _ => None,
     }
 }
@@ -136,11 +140,17 @@ pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
 fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
     let (kind, directory) = directory(at)?;
     let path = match kind {
+        _ if is_whole(at) => directory.join("cntrl"),
         // Clients of vfio-user expect this name, so each tenant has a directory of its own.
         AttachmentKind::VfioUser => directory.join(name).join("cntrl"),
         AttachmentKind::VhostUser | AttachmentKind::Ublk => directory.join(format!("{name}.sock")),
     };
     Some((kind, path))
+}
+
+/// Whether the address is that of a controller over the whole device.
+fn is_whole(at: &Listen) -> bool {
+    matches!(at, Listen::VfioUserDevice(_))
 }
 
 /// The directory that a socket has for itself, if it is the socket of a controller in a listed
@@ -183,7 +193,14 @@ impl ControlThread<'_> {
         users: &Users,
     ) -> Result<(), AdminError> {
         if self.guests.contains_key(path) {
-            return Err(refusal(path, "it is the socket of another tenant: choose another path"));
+            let why = match self.server.config.listen.iter().any(is_whole) {
+                true => {
+                    "its controller has the whole device (vfio-user-device), which has no room \
+                         for another tenant"
+                }
+                false => "it is the socket of another tenant: choose another path",
+            };
+            return Err(refusal(path, why));
         }
         let folder = own_folder(&self.guest_directories, path);
         make_folder(folder).map_err(|error| refusal(path, error))?;
@@ -297,6 +314,9 @@ impl ControlThread<'_> {
         if !directory(at).is_some_and(|(_, directory)| directory.is_dir()) {
             return Err(refuse("there is no such directory: create it or choose another one"));
         }
+        if is_whole(at) && !self.server.config.listen.contains(at) {
+            return Err(refuse("a controller has the whole device from the start of the server"));
+        }
         if self.guest_directories.contains(at) {
             return Err(refuse("it is listed twice"));
         }
@@ -385,17 +405,40 @@ impl ControlThread<'_> {
         guest: &LeftSession,
         open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VhostUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_guests.clone());
+        self.server.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// The same for a controller.
+    pub(super) fn resume_controller(
+        &mut self,
+        name: &str,
+        controller: LeftController,
+        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VfioUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_queues.clone());
+        self.server.controllers.resume(controller, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// The disk of a guest of the previous program, and the guest's place at one of its sockets.
+    fn disk_again(
+        &self,
+        wanted: AttachmentKind,
+        name: &str,
+    ) -> io::Result<(Disk, Arc<Attachment>)> {
         let tenants = self.server.tenants();
         let member = tenants.find(name);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         // The sockets of a tenant are equivalent, so any free one is taken for the guest.
         let paths = paths(&self.guest_directories, &member.tenant);
-        let paths = paths.iter().filter(|(kind, _)| *kind == AttachmentKind::VhostUser);
+        let paths = paths.iter().filter(|(kind, _)| *kind == wanted);
         let mut sockets = paths.filter_map(|(_, path)| self.guests.get(path));
         let free = sockets.find(|socket| socket.attached.guest().is_none());
         let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
         let attachment = self.server.attachment(member, &attached)?;
-        self.server.resume_session(member, guest, open, attachment)
+        Ok((self.server.disk(member), attachment))
     }
 }
 
@@ -495,18 +538,7 @@ impl Server {
             volume: member.volume(SECTOR),
             block: self.block,
             preferred: self.preferred,
+            whole: self.whole,
         }
-    }
-
-    fn resume_session(
-        &self,
-        member: &Member,
-        guest: &LeftSession,
-        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
-        attachment: Arc<Attachment>,
-    ) -> io::Result<()> {
-        let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        let disk = self.disk(member);
-        self.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 }

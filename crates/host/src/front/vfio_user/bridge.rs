@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairq_core::{FlowId, Op};
+use serde::{Deserialize, Serialize};
 
 use crate::device::nvme::identify::{Counters, ERRORS, Error};
 use crate::device::nvme::spec::Status;
@@ -40,6 +41,17 @@ pub struct Bridge {
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: Mutex<Errors>,
+}
+
+/// The state between two programs.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftBridge {
+    pub(super) has_failed: bool,
+    pub(super) has_resized: bool,
+    pub(super) caches_writes: bool,
+    pub(super) doorbells: Vec<u32>,
+    /// Reads, writes, bytes of each, errors.
+    pub(super) counts: [u64; 5],
 }
 
 #[derive(Default)]
@@ -145,6 +157,31 @@ impl Bridge {
     pub(super) fn take_resized(&self) -> bool {
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         self.has_resized.swap(false, Ordering::Relaxed)
+    }
+
+    /// The state for the next program.
+    pub(super) fn left(&self) -> LeftBridge {
+        let Counters { reads, writes, bytes_read, bytes_written, errors } = self.counters();
+        LeftBridge {
+            has_failed: self.has_failed(),
+            has_resized: self.has_resized.load(Ordering::Relaxed),
+            caches_writes: self.caches_writes(),
+            doorbells: self.doorbells.iter().map(|one| one.load(Ordering::SeqCst)).collect(),
+            counts: [reads, writes, bytes_read, bytes_written, errors],
+        }
+    }
+
+    /// Goes on with the state of the last program, whose log of errors is not kept.
+    pub(super) fn go_on(&self, left: &LeftBridge) {
+        self.has_failed.store(left.has_failed, Ordering::Relaxed);
+        self.set_cache(left.caches_writes);
+        if left.has_resized {
+            self.resized();
+        }
+        (0..).zip(&left.doorbells).for_each(|(place, &value)| self.ring(place, value));
+        let counts = [&self.reads, &self.writes, &self.bytes_read, &self.bytes_written];
+        counts.iter().zip(left.counts).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        lock(&self.errors).count = left.counts[4];
     }
 
     // Doorbells.

@@ -192,6 +192,7 @@ impl Session {
                 self.reset();
                 Ok(Vec::new())
             }
+            command::DEVICE_FEATURE => Err(device_feature(request)),
             _ => Err(Refusal::Because("not supported", libc::EOPNOTSUPP)),
         }
     }
@@ -416,6 +417,19 @@ fn fields<const N: usize>(
         return Err(invalid("the request has no room for its reply"));
     }
     Ok(fields.map(u32::to_ne_bytes).concat())
+}
+
+/// The refusal of a feature: this controller has none of them, neither migration nor a log of the
+/// memory that it writes. Clients take this errno for that, as from the kernel's VFIO.
+fn device_feature(request: &Command) -> Refusal {
+    let (least, flags) = (request.word(0) as usize, request.word(4));
+    let (get, set, probe) = (1 << 16, 1 << 17, 1 << 18);
+    let does = |what: u32| flags & what != 0;
+    let is_one = does(probe) || does(get) != does(set);
+    match request.has(8) && least >= 8 && is_one && flags >> 19 == 0 {
+        true => Refusal::Because("no such feature", libc::ENOTTY),
+        false => invalid("a feature is probed, or it is got or set"),
+    }
 }
 
 fn region_info(request: &Command) -> Result<Vec<u8>, Refusal> {

@@ -15,8 +15,10 @@ use fairq_device::Arbitration;
 
 use crate::device::Device;
 use crate::front::guest_memory::Guest;
-use crate::front::vfio_user::queue_group::{NewCq, NewGroup, NewSq, QueueGroup, signal};
-use crate::front::vhost::vrings::Poll;
+use crate::front::vfio_user::queue_group::{
+    LeftQueues, NewCq, NewGroup, NewSq, QueueGroup, signal,
+};
+use crate::front::vhost::vrings::{Poll, STAGED};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::spin::Patience;
@@ -101,6 +103,13 @@ pub enum Message {
         call: Option<Arc<OwnedFd>>,
         /// Dropped at the end.
         reply: Sender<()>,
+    },
+    /// Send the state of the session's queues for the next program; the shard stands still.
+    Leave {
+        /// The session.
+        session: u32,
+        /// Gets the state, if there are queues.
+        reply: Sender<LeftQueues>,
     },
     /// A doorbell was rung while the session's group slept.
     Kick {
@@ -277,6 +286,11 @@ impl Front for VfioUserFront {
                     group.set_vector(ring, vector, call.as_ref());
                 }
             }
+            Message::Leave { session, reply } => {
+                if let Some(group) = self.of(session) {
+                    let _ = reply.send(group.left());
+                }
+            }
             Message::Kick { session } => self.awake_of(session),
             Message::Signal { call } => {
                 signal(ring, Some(&call));
@@ -347,7 +361,7 @@ impl Front for VfioUserFront {
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
             // A policy that stages has room for all, and orders them itself.
-            let most = if P::IS_DIRECT { orders } else { u32::MAX };
+            let most = if P::IS_DIRECT { orders } else { STAGED };
             let turn = match self.group(connection as usize) {
                 None => (0, false),
                 Some(group) => group.take_turn(now_ns, ring, path, most),
@@ -423,6 +437,7 @@ impl Front for VfioUserFront {
             let Some(group) = groups[usize::from(index)].as_mut() else { return false };
             // One that waits for room goes on with a completion, and needs no kick.
             if group.is_blocked() {
+                may_sleep &= !group.is_cut_short();
                 return true;
             }
             let is_awake = !group.sleep();
