@@ -21,6 +21,7 @@
 #include <linux/percpu.h>
 #include <linux/workqueue.h>
 
+#include "classes.h"
 #include "core.h"
 
 struct blkcg_gq;
@@ -139,7 +140,7 @@ struct fairq_queue {
 	u32 slots;
 	struct fairq_port *ports;
 	struct fairq_tagging __percpu *taggings;
-	/* Ports that wait. */
+	/* Ports that wait, and one more where classes are chosen by the requests that have ended. */
 	atomic_t waiting;
 	/* For q->last_merge, which names the request into which the block layer merges. */
 	spinlock_t merging;
@@ -150,6 +151,10 @@ struct fairq_queue {
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
 	struct delayed_work weigh;
+	/* The driver's queue classes, for a scheduler that needs some; the weights that the driver has. */
+	const struct fairq_classes *classes;
+	u64 weights;
+	struct work_struct reweigh;
 	/* All groups, parents before children; under q->queue_lock. */
 	struct list_head groups;
 	/* A group that comes now gets its flow at once. Under q->queue_lock. */
@@ -234,6 +239,14 @@ void fairq_hear_all(struct fairq_queue *fq);
 void fairq_init_timers(struct fairq_queue *fq);
 /* Begins the ticks again; after the number of live requests of a port has become larger. */
 void fairq_keep_ticking(struct fairq_queue *fq);
+
+/* classes.c */
+/* Finds the driver's queue classes, if this scheduler needs some. Says in the kernel's log why there are none. */
+int fairq_begin_classes(struct fairq_queue *fq, const char *name);
+void fairq_end_classes(struct fairq_queue *fq);
+/* Has the driver set the weights, where they have changed; in the work of fq->reweigh, which may sleep. */
+void fairq_follow_weights(struct fairq_queue *fq);
+void fairq_reweigh(struct work_struct *work);
 
 /* group.c */
 int fairq_register_groups(void);

@@ -270,7 +270,6 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot->arrival = ++port->arrivals;
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
 		/* Refused: it is still the device's. */
-		said = said != 0;
 	} else if (port->held && fairq_merge_request(port, rq, now_ns, wake, free)) {
 		return;
 	} else {
@@ -294,6 +293,8 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		WRITE_ONCE(port->live, port->live + 1);
 	}
 	if (said) {
+		if (fq->classes && said > 0)
+			fairq_set_class(rq, said - 1);
 		fairq_set_place(rq, FAIRQ_ISSUED);
 		make_ready(rq);
 	} else {
@@ -439,11 +440,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 static void fairq_prepare_request(struct request *rq)
 {
 	fairq_set_place(rq, FAIRQ_FOREIGN);
+	/* No class. */
+	rq->elv.priv[1] = NULL;
 }
 
 /*
- * The scheduler has to know at once only where a port waits. Otherwise the end is left for the next
- * run of the port, which takes its lock anyway; the tick runs it at the latest.
+ * The scheduler has to know at once only where a port waits, or where it chooses classes by what has
+ * ended. Otherwise the end is left for the next run of the port, which takes its lock anyway; the
+ * tick runs it at the latest.
  */
 static void fairq_finish_request(struct request *rq)
 {
@@ -653,6 +657,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 
 static void free_queue(struct fairq_queue *fq)
 {
+	fairq_end_classes(fq);
 	free_percpu(fq->taggings);
 	kvfree(fq->ports);
 	kfree(fq);
@@ -687,7 +692,9 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 		fq->ports[i].fq = fq;
 	}
 	fairq_init_timers(fq);
-	error = fairq_start(fq, q->nr_requests);
+	error = fairq_begin_classes(fq, eq->type->elevator_name);
+	if (!error)
+		error = fairq_start(fq, q->nr_requests);
 	if (error)
 		goto no_engine;
 	eq->elevator_data = fq;

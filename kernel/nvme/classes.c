@@ -280,8 +280,8 @@ static int fairq_set_arbitration(struct nvme_dev *dev)
 	if (!status && set != dev->arbitration)
 		status = -EIO;
 	if (status)
-		dev_warn(dev->ctrl.device, "weights of queue classes: %#x was set, the controller has %#x (status %d)\n",
-			 dev->arbitration, set, status);
+		dev_warn_ratelimited(dev->ctrl.device, "weights of queue classes: %#x was set, the controller has %#x (status %d)\n",
+				     dev->arbitration, set, status);
 	return status > 0 ? -EIO : status;
 }
 

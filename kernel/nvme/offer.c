@@ -2,7 +2,7 @@
 /*
  * What others have of the driver's queue classes; a part of pci.c, as classes.c is.
  *
- * - Schedulers: fairq_nvme_classes, see classes.h.
+ * - Schedulers: fairq_nvme_classes, see ../module/classes.h.
  * - Programs: the attribute `classes` of the controller (/sys/class/nvme/nvme0/classes) has a line for each class with its
  *   weight and the number of commands that it has got. Three numbers that are written are the weights of high, medium and low.
  */
@@ -22,10 +22,8 @@ static const char *fairq_refusal(struct request_queue *q)
 		     "the NVMe driver was loaded with wrr=0";
 }
 
-static int fairq_set_class_weights(struct nvme_dev *dev, const struct fairq_class_weights *weights)
+static int fairq_set_class_weights(struct nvme_dev *dev, u16 high, u16 medium, u16 low)
 {
-	u16 high = weights->high, medium = weights->medium, low = weights->low;
-
 	if (!high || !medium || !low || max3(high, medium, low) > 256)
 		return -EINVAL;
 	/* An arbitration burst of one command: a class's weight is the number of its commands in a round. */
@@ -33,9 +31,9 @@ static int fairq_set_class_weights(struct nvme_dev *dev, const struct fairq_clas
 	return fairq_set_arbitration(dev);
 }
 
-static int fairq_set_weights(struct request_queue *q, const struct fairq_class_weights *weights)
+static int fairq_set_weights(struct request_queue *q, u16 high, u16 medium, u16 low)
 {
-	return fairq_set_class_weights(to_nvme_dev(q->tag_set->driver_data), weights);
+	return fairq_set_class_weights(to_nvme_dev(q->tag_set->driver_data), high, medium, low);
 }
 
 const struct fairq_classes fairq_nvme_classes = {
@@ -75,14 +73,14 @@ static ssize_t classes_show(struct device *device, struct device_attribute *attr
 static ssize_t classes_store(struct device *device, struct device_attribute *attr, const char *text, size_t count)
 {
 	struct nvme_dev *dev = to_nvme_dev(dev_get_drvdata(device));
-	struct fairq_class_weights weights;
+	u16 high, medium, low;
 	int error;
 
 	if (!dev->has_classes)
 		return -EOPNOTSUPP;
-	if (sscanf(text, "%hu %hu %hu", &weights.high, &weights.medium, &weights.low) != 3)
+	if (sscanf(text, "%hu %hu %hu", &high, &medium, &low) != 3)
 		return -EINVAL;
-	error = fairq_set_class_weights(dev, &weights);
+	error = fairq_set_class_weights(dev, high, medium, low);
 	return error ? error : count;
 }
 static DEVICE_ATTR_RW(classes);

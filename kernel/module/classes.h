@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Queue classes between a scheduler (fairq.ko) and an NVMe driver that has been built with them (nvme.ko, see build).
+ * Queue classes between a scheduler (fairq.ko) and an NVMe driver that has them (../nvme); both include this file.
  *
  * A scheduler writes a request's class into its own second word of the request, elv.priv[1]. The driver reads the word of
  * requests that a scheduler has had (RQF_USE_SCHED) as it puts the command into a queue. A word without the mark is no class,
@@ -34,18 +34,11 @@ static inline unsigned int fairq_class_of(const struct request *rq)
 	return word - FAIRQ_CLASS_MARK;
 }
 
-/* Commands of each class in a round, 1 to 256. */
-struct fairq_class_weights {
-	u16 high;
-	u16 medium;
-	u16 low;
-};
-
 struct fairq_classes {
 	/* Why the drive of this queue has no classes; NULL: it has. */
 	const char *(*refusal)(struct request_queue *q);
-	/* Sets the weights of the drive, also after each reset. May sleep. */
-	int (*set_weights)(struct request_queue *q, const struct fairq_class_weights *weights);
+	/* Sets the commands of each class in a round, 1 to 256, now and after each reset. May sleep. */
+	int (*set_weights)(struct request_queue *q, u16 high, u16 medium, u16 low);
 };
 
 extern const struct fairq_classes fairq_nvme_classes;
