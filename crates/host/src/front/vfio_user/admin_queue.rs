@@ -2,8 +2,9 @@
 //! guest rings its doorbell.
 //!
 //! **Queues.** A completion queue belongs to shard `number + id`, modulo the number of shards, and
-//! its submission queues are there, too. If the guest has chosen weighted round robin, all queues
-//! are on one shard, so that one arbiter chooses among their commands.
+//! its submission queues are there, too. If the guest has chosen weighted round robin, or if the
+//! controller has the whole device, all queues are on one shard, so that one arbiter chooses among
+//! their commands.
 //!
 //! **Aborts.** A command that was fetched runs to its end, so an Abort takes back only requests for
 //! asynchronous events. The deletion of a submission queue takes back the commands that wait in the
@@ -17,7 +18,6 @@ use fairq_device::{Arbitration, Mechanism};
 use crate::device::nvme::identify::{self, About, oncs};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
-use crate::front::vfio_user::bridge::QUEUES;
 use crate::front::vfio_user::controller_state::{
     AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, Session, VECTORS, VERSION, WARNING,
 };
@@ -25,6 +25,9 @@ use crate::front::vfio_user::decode::{self, MDTS, NSID};
 use crate::front::vfio_user::queue_group::{GuestRing, NewCq, NewGroup, NewSq};
 use crate::front::vfio_user::queue_groups::Message;
 
+/// The most commands of a tenant that are fetched and not completed under weighted round robin. The
+/// others wait in their queues, where the arbiter decides.
+const WINDOW: usize = 32;
 /// Aborts at a time (ACL + 1); each ends at once.
 const ABORTS: u8 = 4;
 /// Result of an Abort whose command goes on, or is unknown.
@@ -255,9 +258,14 @@ impl Session {
         if vector >= VECTORS {
             return Err(Status::INVALID_VECTOR);
         }
-        let shard = match queue.mechanism {
-            Mechanism::RoundRobin => (self.home() + usize::from(id)) % self.shards,
-            Mechanism::Weighted => self.home(),
+        let shard = match (queue.mechanism, self.whole) {
+            (Mechanism::RoundRobin, None) => (self.home() + usize::from(id)) % self.shards,
+            _ => self.home(),
+        };
+        let window = match (queue.mechanism, self.whole) {
+            (_, Some(whole)) => whole.window.into(),
+            (Mechanism::Weighted, None) => WINDOW,
+            (Mechanism::RoundRobin, None) => usize::MAX,
         };
         self.bridge.ring(2 * usize::from(id) + 1, 0);
         let call = self.vectors.get(usize::from(vector)).cloned().flatten();
@@ -279,6 +287,7 @@ impl Session {
             guest: self.guest.clone(),
             shadow: queue.shadow,
             mechanism: queue.mechanism,
+            window,
             arbitration: queue.arbitration,
         };
         let (reply, done) = std::sync::mpsc::channel();
@@ -406,7 +415,7 @@ impl Session {
                     return Err(Status::INVALID_FIELD);
                 }
                 // Submission and completion queues come in pairs.
-                queue.granted = (submission.max(completion) + 1).min(QUEUES as u32) as u16;
+                queue.granted = (submission.max(completion) + 1).min(queue.most.into()) as u16;
                 return Ok(queue.number_of_queues());
             }
             feature::INTERRUPT_COALESCING => queue.coalescing = value & 0xffff,
@@ -439,7 +448,7 @@ impl Session {
             feature::ERROR_RECOVERY => (queue.error_recovery, 0),
             feature::VOLATILE_WRITE_CACHE => (u32::from(self.bridge.caches_writes()), 1),
             feature::NUMBER_OF_QUEUES => {
-                let most = QUEUES as u32 - 1;
+                let most = u32::from(queue.most) - 1;
                 (queue.number_of_queues(), most << 16 | most)
             }
             feature::INTERRUPT_COALESCING => (queue.coalescing, 0),

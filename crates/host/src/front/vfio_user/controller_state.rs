@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairq_device::{Arbitration, Mechanism};
 
+use crate::device::ControllerLimits;
 use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::front::attach::Attachment;
 use crate::front::guest_memory::Guest;
@@ -39,6 +40,7 @@ pub(super) struct Session {
     pub(super) volume: Volume,
     pub(super) block: u32,
     pub(super) preferred: u32,
+    pub(super) whole: Option<ControllerLimits>,
     pub(super) shards: usize,
     pub(super) send: Send,
     pub(super) attachment: Arc<Attachment>,
@@ -81,6 +83,8 @@ pub(super) struct AdminQueue {
     pub(super) cq: CqTail<GuestRing>,
     pub(super) has_posted: bool,
     pub(super) mechanism: Mechanism,
+    /// I/O queues of each kind that there may be.
+    pub(super) most: u16,
     pub(super) cqs: [Option<CqPlace>; QUEUES + 1],
     /// The completion queue of each submission queue.
     pub(super) sqs: [Option<u16>; QUEUES + 1],
@@ -103,15 +107,16 @@ pub(super) struct AdminQueue {
 }
 
 impl AdminQueue {
-    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism) -> AdminQueue {
+    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism, most: u16) -> AdminQueue {
         AdminQueue {
             sq: SqHead::new(sq, 0),
             cq: CqTail::new(cq, Some(0)),
             has_posted: false,
             mechanism,
+            most,
             cqs: [None; QUEUES + 1],
             sqs: [None; QUEUES + 1],
-            granted: QUEUES as u16,
+            granted: most,
             has_queues: false,
             shadow: None,
             arbitration: Arbitration::RESET,

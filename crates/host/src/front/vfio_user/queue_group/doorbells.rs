@@ -157,6 +157,11 @@ impl QueueGroup {
         !self.to_submit.is_empty() || self.is_full() || self.has_all()
     }
 
+    /// Whether its last turn was cut short, so that it needs another one, and no event brings that.
+    pub fn is_cut_short(&self) -> bool {
+        self.is_cut_short
+    }
+
     /// Whether it has as many commands as it may.
     pub(super) fn has_all(&self) -> bool {
         self.free.is_empty() || self.commands.len() - self.free.len() >= self.window
@@ -169,6 +174,7 @@ impl QueueGroup {
     /// Whether it has orders to submit and does not wait for its turn yet; it does then.
     #[inline]
     pub fn wants_turn(&mut self) -> bool {
+        self.is_cut_short = false;
         let has_some = !self.is_full() && (!self.to_submit.is_empty() || self.has_news());
         has_some && !std::mem::replace(&mut self.has_turn, true)
     }

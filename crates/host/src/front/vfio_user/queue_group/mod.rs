@@ -16,8 +16,8 @@
 //! until the device has returned the guest's memory.
 //!
 //! **Bounds.** A group has [`QUEUE_TAGS`] orders, and as many commands, for each of its submission
-//! queues, and at most 32 commands under weighted round robin. A command has at most 1 MiB of data,
-//! in at most 513 stretches.
+//! queues, and at most as many commands as its window. A command has at most 1 MiB of data, in at
+//! most 513 stretches.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -52,10 +52,6 @@ mod doorbells;
 mod endings;
 mod guest_ring;
 
-/// The most commands that are fetched and not completed under weighted round robin. The others wait
-/// in their queues, where the arbiter decides.
-const WINDOW: usize = 32;
-
 /// A completion queue to serve.
 pub struct NewCq {
     pub(super) id: u16,
@@ -83,6 +79,8 @@ pub struct NewGroup {
     pub(super) guest: Arc<Guest>,
     pub(super) shadow: Option<[u64; 2]>,
     pub(super) mechanism: Mechanism,
+    /// The most commands that it has fetched and not completed.
+    pub(super) window: usize,
     pub(super) arbitration: Arbitration,
 }
 
@@ -194,7 +192,6 @@ pub struct QueueGroup {
     /// The identifiers of its submission queues.
     active: Vec<u16>,
     arbiter: Arbiter,
-    /// The most commands at a time.
     window: usize,
     commands: Vec<Command>,
     free: Vec<u16>,
@@ -209,6 +206,7 @@ pub struct QueueGroup {
     parts: Vec<Memory>,
     state: State,
     has_turn: bool,
+    is_cut_short: bool,
     is_awake: bool,
     is_crowded: bool,
     pub(super) is_changed: bool,
@@ -238,10 +236,7 @@ impl QueueGroup {
             cqs: (0..=QUEUES).map(|_| None).collect(),
             active: Vec::with_capacity(QUEUES),
             arbiter: Arbiter::new(new.mechanism, QUEUES + 1, new.arbitration),
-            window: match new.mechanism {
-                Mechanism::RoundRobin => usize::MAX,
-                Mechanism::Weighted => WINDOW,
-            },
+            window: new.window,
             commands: Vec::new(),
             free: Vec::new(),
             orders: 0,
@@ -253,6 +248,7 @@ impl QueueGroup {
             parts: Vec::new(),
             state: State::Open,
             has_turn: false,
+            is_cut_short: false,
             is_awake: false,
             is_crowded: false,
             is_changed: false,
@@ -385,8 +381,9 @@ impl QueueGroup {
             }
             given += u32::from(self.submit(now_ns, ring, path));
         }
-        self.has_turn = has_more;
-        (given, has_more)
+        self.has_turn = has_more && P::IS_DIRECT;
+        self.is_cut_short = given == most && !P::IS_DIRECT;
+        (given, self.has_turn)
     }
 
     /// Whether `to_submit` has a command that may go on; fetches the next one if not.
