@@ -82,7 +82,8 @@ static unsigned int chance(unsigned int of)
 
 static struct fairq_engine *engine;
 static struct fairq_wanted wanted;
-static int answer;
+/* Volatile: the compiler does not see that on_stack() calls what writes it. */
+static volatile int answer;
 
 /* The arguments and results of the functions below. */
 static struct fairq_order order;
@@ -93,7 +94,8 @@ static struct fairq_state told;
 static struct fairq_flow_state flow_told;
 static struct fairq_why why;
 static u32 port;
-static u64 now_ns, next_ns, flow;
+static u64 now_ns, flow;
+static volatile u64 next_ns;
 static u32 weight;
 static struct fairq_weight weights[FAIRQ_WEIGHTS];
 
@@ -142,6 +144,8 @@ static void weigh(void) { fairq_core_set_weights(engine, weights, FAIRQ_WEIGHTS)
 static void take_away(void) { fairq_core_remove_flow(engine, flow, &wake); }
 static void tick(void) { next_ns = fairq_core_tick(engine, now_ns, &wake); }
 static void tune(void) { answer = fairq_core_tune(engine, &change, &wake); }
+static struct fairq_class_weights classes;
+static void weights_of(void) { answer = fairq_core_class_weights(engine, &classes); }
 static void tell(void) { fairq_core_tell(engine, &told); }
 static void tell_flow(void) { fairq_core_tell_flow(engine, port, flow, &flow_told); }
 static void explain(void) { fairq_core_why(engine, port, order.tag, &why); }
@@ -218,6 +222,15 @@ static void settle(void)
 	port = own;
 }
 
+static bool needs_classes(void) { return fairq_core_needs_classes(wanted.scheduler); }
+
+/* A scheduler of classes holds nothing back; any other one issues all in the medium class. */
+static void check_class(void)
+{
+	if (answer > 4 || (needs_classes() ? answer == 0 : answer > 0 && answer != 3))
+		fail("%s answers %d", now, answer);
+}
+
 static void drive(u32 steps)
 {
 	u64 flows[FLOWS];
@@ -249,6 +262,7 @@ static void drive(u32 steps)
 			VERB_OF(submit);
 			if (answer < 0)
 				fail("a request was refused");
+			check_class();
 			put(tag, answer ? ISSUED : STAGED);
 			break;
 		case STAGED:
@@ -258,6 +272,7 @@ static void drive(u32 steps)
 		default:
 			if (!chance(16)) {
 				VERB_OF(requeue);
+				check_class();
 				if (answer >= 0)
 					put(tag, answer ? ISSUED : STAGED);
 			} else {
@@ -270,6 +285,12 @@ static void drive(u32 steps)
 		VERB_OF(admits);
 		VERB_OF(tell);
 		VERB_OF(tell_flow);
+		VERB_OF(weights_of);
+		if (answer != needs_classes())
+			fail("has weights for classes that it does not need, or none");
+		if (answer && (!classes.high || classes.high > 256 || classes.medium > classes.high || !classes.low ||
+			       classes.low > classes.medium))
+			fail("has weights of %u, %u and %u", classes.high, classes.medium, classes.low);
 		if (!chance(32)) {
 			for (i = 0; i < FAIRQ_WEIGHTS; i++)
 				weights[i] = (struct fairq_weight) { flows[chance(FLOWS)], 256 * (1 + chance(1000)) };

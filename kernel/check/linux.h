@@ -18,6 +18,7 @@
 #include <string.h>
 
 typedef uint64_t u64;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef int32_t s32;
 typedef uint8_t u8;
@@ -133,6 +134,7 @@ static inline struct llist_node *llist_reverse_order(struct llist_node *node)
 
 #define WARN_ON_ONCE(condition) ({ bool bad_ = !!(condition); if (bad_) fail("warned: %s", #condition); bad_; })
 #define pr_warn_once(...) fail(__VA_ARGS__)
+#define pr_warn(...) fail(__VA_ARGS__)
 #define pr_emerg(...) fail(__VA_ARGS__)
 #define BUG() abort()
 
@@ -252,6 +254,7 @@ void kblockd_schedule_work(struct work_struct *work);
 #define schedule_work(work) kblockd_schedule_work(work)
 void init_work(struct work_struct *work, void (*function)(struct work_struct *));
 void queue_delayed_work(const void *queue, struct delayed_work *work, u64 delay_ns);
+#define queue_work(queue, work) kblockd_schedule_work(work)
 #define INIT_WORK(work, function) init_work(work, function)
 #define INIT_DELAYED_WORK(delayed, function) init_delayed_work(delayed, function)
 void init_delayed_work(struct delayed_work *delayed, void (*function)(struct work_struct *));
@@ -275,7 +278,7 @@ struct percpu_ref { u64 count; };
 /* The block layer. */
 #define SECTOR_SHIFT 9
 enum { REQ_OP_READ, REQ_OP_WRITE, REQ_OP_DISCARD, REQ_OP_SECURE_ERASE, REQ_OP_WRITE_ZEROES };
-enum { BLK_MQ_F_BLOCKING = 1 };
+enum { BLK_MQ_F_BLOCKING = 1, RQF_USE_SCHED = 1 };
 enum { HCTX_TYPE_POLL = 2, QUEUE_FLAG_SQ_SCHED = 0 };
 struct blkcg_gq;
 struct request_queue;
@@ -302,6 +305,7 @@ struct request {
 	struct request_queue *q;
 	struct blk_mq_hw_ctx *mq_hctx;
 	int internal_tag;
+	u32 rq_flags;
 	struct { void *priv[2]; } elv;
 	struct bio *bio, *biotail;
 	u64 offset;
@@ -316,7 +320,7 @@ struct blk_mq_tag_set {
 	u32 queue_depth, flags, nr_maps;
 	struct { u32 nr_queues; } map[3];
 };
-struct gendisk { int node_id; struct request_queue *queue; };
+struct gendisk { const char *disk_name; int node_id; struct request_queue *queue; };
 struct request_queue {
 	spinlock_t queue_lock;
 	struct elevator_queue *elevator;
@@ -347,7 +351,7 @@ struct elevator_mq_ops {
 	struct request *(*dispatch_request)(struct blk_mq_hw_ctx *hctx);
 	bool (*has_work)(struct blk_mq_hw_ctx *hctx);
 };
-struct elevator_type { struct elevator_mq_ops ops; };
+struct elevator_type { struct elevator_mq_ops ops; const char *elevator_name; };
 struct elevator_queue {
 	struct elevator_type *type;
 	void *elevator_data;
@@ -375,6 +379,9 @@ bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, 
 #define elv_rqhash_del(q, rq) ((void)(rq))
 void blk_mq_free_requests(struct list_head *list);
 void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async);
+/* A driver with queue classes. */
+#define symbol_get(name) (&(name))
+#define symbol_put(name) ((void)(name))
 #define blk_mq_freeze_queue(q) 0
 #define blk_mq_unfreeze_queue(q, flags)
 

@@ -138,11 +138,37 @@ static bool drive_takes(struct request *rq)
 		return false;
 	if (rq->where != INSERTED)
 		fail("request %d is sent in the state %d", rq->internal_tag, rq->where);
+	if (fq->classes && (unsigned long)rq->elv.priv[1] - FAIRQ_CLASS_MARK >= FAIRQ_SQS)
+		fail("request %d is sent without a class", rq->internal_tag);
 	rq->where = SENT;
 	rq->due_ns = now + slow * (1000 + (chance(4) ? chance(20000) : 0));
 	on_drive++;
 	return true;
 }
+
+/* The driver's classes. A controller may refuse weights, and a scheduler does not end meanwhile. */
+static u32 weighed;
+
+static const char *refusal(struct request_queue *q)
+{
+	(void)q;
+	return NULL;
+}
+
+static int set_weights(struct request_queue *q, u16 high, u16 medium, u16 low)
+{
+	const struct fairq_queue *before = fq;
+
+	if (!low || low > medium || medium > high || high > 256)
+		fail("the weights are %u, %u and %u", high, medium, low);
+	step();
+	if (fq != before || (fq && q->elevator->elevator_data != fq))
+		fail("weights are set while the scheduler ends");
+	weighed++;
+	return chance(2) ? 0 : -EIO;
+}
+
+const struct fairq_classes fairq_nvme_classes = { .refusal = refusal, .set_weights = set_weights };
 
 static void dispatch_until_quiesced(struct blk_mq_hw_ctx *hctx)
 {
@@ -671,8 +697,10 @@ static void start(void)
 		INIT_LIST_HEAD(&contexts[i].dispatch);
 		if (fairq_ops.init_hctx(&contexts[i], i))
 			fail("no memory");
-		for (tag = 0; tag < depth; tag++)
+		for (tag = 0; tag < depth; tag++) {
 			requests[i][tag].internal_tag = tag;
+			requests[i][tag].rq_flags = RQF_USE_SCHED;
+		}
 	}
 	if (is_small)
 		tune();
@@ -717,7 +745,7 @@ static void look_for_users(void)
  */
 static bool waits_for_ticks(void)
 {
-	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd");
+	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd") && strcmp(name, "d2fq");
 }
 
 /*
@@ -783,6 +811,8 @@ static void interleave(u64 number)
 	}
 	if (inserted != ended)
 		fail("%u of %u requests have not ended", inserted - ended, inserted);
+	if (fairq_core_needs_classes(scheduler) && !weighed)
+		fail("the driver has no weights");
 	add_runner(ender, always, 0, false);
 	while (!is_over)
 		if (!run_one() && ++steps > 40000000ULL * load)

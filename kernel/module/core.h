@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 #define __noreturn __attribute__((noreturn))
@@ -52,6 +53,13 @@ struct fairq_chosen {
 	u32 what;
 	u32 tag;
 	u64 until_ns;
+};
+
+/* Commands of each class of the device in a round, 1 to 256. */
+struct fairq_class_weights {
+	u16 high;
+	u16 medium;
+	u16 low;
 };
 
 /* The state of a scheduler. */
@@ -154,13 +162,16 @@ void fairq_core_change(u32 scheduler, u32 knob, u32 slots, bool is_given, u64 va
  */
 int fairq_core_new(const struct fairq_wanted *wanted, struct fairq_engine **engine);
 
-/* Returns 0: staged; 1: to be sent at once; less than 0: refused. */
+/* Whether it needs a device with queue classes. */
+bool fairq_core_needs_classes(u32 scheduler);
+
+/* Returns 0: staged; 1 to 4: to be sent at once, in the class of this number less 1 (classes.h); less than 0: refused. */
 int fairq_core_submit(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
 		      struct fairq_wake *wake);
 void fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
 		     struct fairq_wake *wake);
 void fairq_core_complete(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
-/* Returns 0: staged again; 1: to be sent at once; less than 0: it was not issued. */
+/* Returns 0: staged again; 1 to 4: to be sent at once, as above; less than 0: it was not issued. */
 int fairq_core_requeue(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
 bool fairq_core_grow(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
 		     struct fairq_wake *wake);
@@ -180,6 +191,8 @@ void fairq_core_remove_flow(struct fairq_engine *engine, u64 flow, struct fairq_
 /* Returns the time of the next call in ns, or 0 for none. */
 u64 fairq_core_tick(struct fairq_engine *engine, u64 now_ns, struct fairq_wake *wake);
 bool fairq_core_tune(struct fairq_engine *engine, const struct fairq_change *change, struct fairq_wake *wake);
+/* The weights that the classes of the device are to have; false: it uses none. */
+bool fairq_core_class_weights(struct fairq_engine *engine, struct fairq_class_weights *weights);
 void fairq_core_tell(struct fairq_engine *engine, struct fairq_state *state);
 /* Under the port's lock. */
 void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struct fairq_flow_state *state);

@@ -145,6 +145,7 @@ static void tick(struct work_struct *work)
 	next_ns = fairq_core_tick(fq->engine, now_ns, &wake);
 	fairq_find_ends(fq, &wake);
 	fairq_run(fq, &wake);
+	fairq_follow_weights(fq);
 	if (!next_ns)
 		next_ns = now_ns + NSEC_PER_SEC;
 
@@ -193,6 +194,7 @@ static void stop_timers(struct fairq_queue *fq)
 	disable_work_sync(&fq->work);
 	disable_work_sync(&fq->ticker);
 	disable_delayed_work_sync(&fq->weigh);
+	disable_work_sync(&fq->reweigh);
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_irqsave(&fq->ports[i].lock, irq);
 		fq->ports[i].is_stopped = true;
@@ -217,6 +219,8 @@ static void allow_timers(struct fairq_queue *fq)
 	enable_work(&fq->work);
 	enable_work(&fq->ticker);
 	enable_delayed_work(&fq->weigh);
+	enable_work(&fq->reweigh);
+	fairq_follow_weights(fq);
 	kblockd_schedule_work(&fq->work);
 }
 
@@ -316,6 +320,7 @@ void fairq_init_timers(struct fairq_queue *fq)
 
 	INIT_DELAYED_WORK(&fq->weigh, weigh);
 	INIT_WORK(&fq->ticker, tick);
+	INIT_WORK(&fq->reweigh, fairq_reweigh);
 	hrtimer_setup(&fq->tick, tick_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
 	for (i = 0; i < fq->nr_ports; i++)
 		hrtimer_setup(&fq->ports[i].timer, port_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);

@@ -22,6 +22,7 @@
 #include <linux/percpu.h>
 #include <linux/workqueue.h>
 
+#include "classes.h"
 #include "core.h"
 
 struct blkcg_gq;
@@ -145,7 +146,7 @@ struct fairq_queue {
 	u32 slots;
 	struct fairq_port *ports;
 	struct fairq_tagging __percpu *taggings;
-	/* The number of ports that wait. */
+	/* The number of ports that wait, and one more if classes depend on the requests that have ended. */
 	atomic_t waiting;
 	/* For q->last_merge, which names the request into which the block layer merges. */
 	spinlock_t merging;
@@ -156,6 +157,10 @@ struct fairq_queue {
 	unsigned long later[BITS_TO_LONGS(FAIRQ_PORTS)];
 	struct work_struct work;
 	struct delayed_work weigh;
+	/* The driver's queue classes, for a scheduler that needs some; the weights that the driver has. */
+	const struct fairq_classes *classes;
+	u64 weights;
+	struct work_struct reweigh;
 	/* All groups, parents before children; under q->queue_lock. */
 	struct list_head groups;
 	/* Whether a new group gets its flow at once. Under q->queue_lock. */
@@ -240,6 +245,14 @@ void fairq_hear_all(struct fairq_queue *fq);
 void fairq_init_timers(struct fairq_queue *fq);
 /* Starts the ticks again; called after a port's live requests have grown from 0. */
 void fairq_keep_ticking(struct fairq_queue *fq);
+
+/* classes.c */
+/* Finds the driver's queue classes, if this scheduler needs some. Says in the kernel's log why there are none. */
+int fairq_begin_classes(struct fairq_queue *fq, const char *name);
+void fairq_end_classes(struct fairq_queue *fq);
+/* Has the driver set the weights, where they have changed; in the work of fq->reweigh, which may sleep. */
+void fairq_follow_weights(struct fairq_queue *fq);
+void fairq_reweigh(struct work_struct *work);
 
 /* group.c */
 int fairq_register_groups(void);

@@ -276,8 +276,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot->vain = port->vain;
 		slot->arrival = ++port->arrivals;
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
-		/* If the scheduler refuses the request, it is sent again at once. */
-		said = said != 0;
+		/* A refused request is still issued on the device. */
 	} else if (port->held && fairq_merge_request(port, rq, now_ns, wake, free)) {
 		return;
 	} else {
@@ -301,6 +300,8 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		WRITE_ONCE(port->live, port->live + 1);
 	}
 	if (said) {
+		if (fq->classes && said > 0)
+			fairq_set_class(rq, said - 1);
 		fairq_set_place(rq, FAIRQ_ISSUED);
 		make_ready(rq);
 	} else {
@@ -449,12 +450,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 static void fairq_prepare_request(struct request *rq)
 {
 	fairq_set_place(rq, FAIRQ_FOREIGN);
+	/* No class. */
+	rq->elv.priv[1] = NULL;
 }
 
 /*
- * If a port waits, the scheduler completes an ended request at once. Otherwise the request stays in
- * its port's list until the port is run again, which takes the lock in any case. The next tick runs
- * the port at the latest.
+ * If a port waits, or if classes depend on the requests that have ended, the scheduler completes an
+ * ended request at once. Otherwise the request stays in its port's list until the port is run again,
+ * which takes the lock in any case. The next tick runs the port at the latest.
  */
 static void fairq_finish_request(struct request *rq)
 {
@@ -667,6 +670,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 
 static void free_queue(struct fairq_queue *fq)
 {
+	fairq_end_classes(fq);
 	free_percpu(fq->taggings);
 	kvfree(fq->ports);
 	kfree(fq);
@@ -701,7 +705,9 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 		fq->ports[i].fq = fq;
 	}
 	fairq_init_timers(fq);
-	error = fairq_start(fq, q->nr_requests);
+	error = fairq_begin_classes(fq, eq->type->elevator_name);
+	if (!error)
+		error = fairq_start(fq, q->nr_requests);
 	if (error)
 		goto no_engine;
 	eq->elevator_data = fq;

@@ -21,8 +21,8 @@ use alloc::boxed::Box;
 
 use engine::{Engine, Handle, Refused, with};
 use fairq_core::{
-    DepthState, FlowId, Growth, Held, Next, Op, Outcome, Policy, Port, PortSet, Request,
-    SubmitError, Submitted, Tag, Weight,
+    Class, ClassWeights, DepthState, FlowId, Growth, Held, Next, Op, Outcome, Policy, Port,
+    PortSet, Request, SubmitError, Submitted, Tag, Weight,
 };
 use table::{Change, Key};
 
@@ -139,7 +139,42 @@ unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -
     }
 }
 
-/// Submits a request. Returns 0: staged; 1: to be issued at once; negative: refused.
+/// Whether a scheduler needs a device with queue classes.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_needs_classes(scheduler: u32) -> bool {
+    engine::ALL.get(scheduler as usize).is_some_and(|scheduler| scheduler.needs_classes)
+}
+
+/// Commands of each class in a round of the device.
+#[repr(C)]
+struct Weights {
+    high: u16,
+    medium: u16,
+    low: u16,
+}
+
+/// The weights of the classes; `false` for a scheduler without classes.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_class_weights(engine: &Engine, weights: &mut Weights) -> bool {
+    let wanted = with!(engine, made => made.policy.class_weights());
+    let wanted = wanted.map(|ClassWeights { high, medium, low }| Weights { high, medium, low });
+    wanted.map(|wanted| *weights = wanted).is_some()
+}
+
+/// The answer to a submission: 0: staged; otherwise the number of the class, in the order of NVMe's
+/// queue priorities, plus 1.
+fn issued(said: Submitted) -> i32 {
+    match said {
+        Submitted::Staged => 0,
+        Submitted::Issue { class: Class::Urgent } => 1,
+        Submitted::Issue { class: Class::High } => 2,
+        Submitted::Issue { class: Class::Medium } => 3,
+        Submitted::Issue { class: Class::Low } => 4,
+    }
+}
+
+/// Submits a request. Returns 0: staged; positive: to be issued at once ([`issued`]); negative:
+/// refused.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -164,11 +199,7 @@ unsafe extern "C" fn fairq_core_submit(
             said = port.submit(now_ns, &request(made.root), &mut woken);
         }
         wake.add(woken);
-        match said {
-            Ok(Submitted::Staged) => 0,
-            Ok(Submitted::Issue { .. }) => 1,
-            Err(_) => -1,
-        }
+        said.map_or(-1, issued)
     })
 }
 
@@ -219,8 +250,8 @@ unsafe extern "C" fn fairq_core_complete(
     });
 }
 
-/// Requeues an issued request that the device has not begun. Returns 0: staged again; 1: to be
-/// issued at once; negative: it was not issued.
+/// Requeues an issued request that the device has not begun. Returns 0: staged again; positive: to
+/// be issued at once ([`issued`]); negative: it was not issued.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -238,11 +269,7 @@ unsafe extern "C" fn fairq_core_requeue(
         let mut woken = PortSet::EMPTY;
         let said = port.requeue(now_ns, Tag(tag), &mut woken);
         wake.add(woken);
-        match said {
-            Some(Submitted::Staged) => 0,
-            Some(Submitted::Issue { .. }) => 1,
-            None => -1,
-        }
+        said.map_or(-1, issued)
     })
 }
 

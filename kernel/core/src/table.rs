@@ -167,7 +167,8 @@ fn parse(knob: &Knob, text: &str) -> Option<u64> {
     if let Some(value) = knob.word(text) {
         return Some(value);
     }
-    let text = text.strip_prefix(knob.prefix)?;
+    // A number alone, too: `hl` shows the ratio that is in force.
+    let text = text.strip_prefix(knob.prefix).unwrap_or(text);
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match (knob.unit, unit) {
