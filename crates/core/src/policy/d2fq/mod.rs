@@ -92,10 +92,6 @@ const SCALE_MAX: u64 = 7;
 /// Thresholds are halved until all flows together are served tau_l units in one part in this many
 /// of a period. The paper's device serves them in 1/400.
 const PERIOD_PARTS: u64 = 128;
-/// Thresholds are halved until a mean active flow is served tau_l units in one part in this many of
-/// a period. The paper's devices serve few flows: with 1,000, a flow takes 4 s to be ahead by
-/// 8 MiB, and all are in the high class until then.
-const PERIOD_PARTS_OF_A_FLOW: u64 = 4;
 
 /// A flow may be ahead of global virtual time by this many times tau_w. The factor is more than 1,
 /// so that Eq. 2 sees unfairness before that is forgiven. It is not more than 2, because debt that
@@ -491,8 +487,9 @@ impl Adjuster {
 
     /// The number of times to halve the thresholds, of which tau_l is `low` units.
     fn scale(&self, low: u64) -> u64 {
-        let parts = PERIOD_PARTS.max(self.samples.len() as u64 * PERIOD_PARTS_OF_A_FLOW);
-        (0..SCALE_MAX).find(|&scale| low >> scale <= self.served / parts).unwrap_or(SCALE_MAX)
+        (0..SCALE_MAX)
+            .find(|&scale| low >> scale <= self.served / PERIOD_PARTS)
+            .unwrap_or(SCALE_MAX)
     }
 }
 
