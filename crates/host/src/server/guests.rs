@@ -410,7 +410,7 @@ impl ControlThread<'_> {
         self.server.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 
-    /// The same for a controller.
+    /// [`Self::resume_guest`] for a controller.
     pub(super) fn resume_controller(
         &mut self,
         name: &str,
