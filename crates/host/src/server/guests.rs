@@ -195,8 +195,8 @@ impl ControlThread<'_> {
         if self.guests.contains_key(path) {
             let why = match self.server.config.listen.iter().any(is_whole) {
                 true => {
-                    "its controller has the whole device (vfio-user-device), which has no room \
-                         for another tenant"
+                    "the controller at this socket has the whole device (vfio-user-device), so \
+                         no other tenant can be added"
                 }
                 false => "it is the socket of another tenant: choose another path",
             };
