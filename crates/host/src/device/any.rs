@@ -199,8 +199,7 @@ impl AnyDevice {
         if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
     }
 
-    /// See [`FileDevice::size_of`]; `None` for a controller, whose namespaces never change their
-    /// size.
+    /// See [`FileDevice::size_of`]; `None` for all other devices, whose sizes never change.
     pub fn size_of(&self, number: u16) -> Option<u64> {
         if let AnyDevice::File(device) = self { device.size_of(number) } else { None }
     }

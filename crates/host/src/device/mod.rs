@@ -190,8 +190,9 @@ pub trait Device: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The limits of a controller over the whole device. With the window of the drive that the
-    /// device models, commands wait where the controller arbitrates, and not behind it.
+    /// The limits of a controller over the whole device. If its window is that of the drive that
+    /// the device models, further commands wait in the controller's queues, between which it
+    /// arbitrates, and not in the drive.
     fn controller_limits(&self) -> ControllerLimits {
         ControllerLimits { window: 32, queues: 64, has_wrr: true }
     }
@@ -283,8 +284,9 @@ pub trait Queue: 'static {
     /// length, and there are at most [`STRETCHES`] of them.
     ///
     /// # Safety
-    /// All of this memory must stay valid until the completion has been reaped. Only the owner of a
-    /// guest's memory may change or read it meanwhile.
+    /// All of this memory must stay valid until the completion has been reaped. Until then
+    /// no code of this process except the device may access it; a guest may access its own memory
+    /// at any time.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]);
 
     /// Makes all issued commands visible to the device; called once per turn of the shard's loop.

@@ -1,9 +1,9 @@
-//! Calls of a guest: events that are written to a file of the guest's monitor.
+//! Calls to a guest (interrupts): events that are written to a file of the guest's monitor.
 //!
-//! The ring writes, because such a file may make its writer wait for ever: an eventfd whose counter
-//! is full, or a socket that nobody reads. At most [`CALLS`] writes of a queue are under way, so that
-//! a guest cannot fill the kernel's memory with waiting ones; an event that finds so many is
-//! written when one of them has completed.
+//! The ring makes these writes, because a write may block for ever: on an eventfd whose counter is
+//! full, or on a socket that nobody reads. At most [`CALLS`] writes of a queue are under way, so
+//! that a guest cannot fill the kernel's memory with blocked writes. Events that occur at this
+//! bound are combined into one event, which is written when one of the writes has completed.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,10 +61,10 @@ impl Calls {
         }
     }
 
-    /// Calls on another file from now on, and once at once: a call on the old one may have been
-    /// missed.
+    /// Uses another file for calls, and calls the guest at once, since the guest may have missed a
+    /// call on the old file.
     pub fn replace(&mut self, ring: &mut Ring, file: Option<OwnedFd>, name: UserData) {
-        // The kernel has the old file before it is closed.
+        // The queued writes are submitted before the server closes the old file.
         ring.enter(0, None);
         self.file = file;
         self.call(ring, name);

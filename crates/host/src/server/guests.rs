@@ -195,8 +195,8 @@ impl ControlThread<'_> {
         if self.guests.contains_key(path) {
             let why = match self.server.config.listen.iter().any(is_whole) {
                 true => {
-                    "its controller has the whole device (vfio-user-device), which has no room \
-                         for another tenant"
+                    "the controller at this socket has the whole device (vfio-user-device), so \
+                         no other tenant can be added"
                 }
                 false => "it is the socket of another tenant: choose another path",
             };
@@ -410,7 +410,7 @@ impl ControlThread<'_> {
         self.server.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 
-    /// The same for a controller.
+    /// [`Self::resume_guest`] for a controller.
     pub(super) fn resume_controller(
         &mut self,
         name: &str,

@@ -198,9 +198,9 @@ pub trait Operator {
     /// The server accepts connections at `listening`. These addresses contain the port that the
     /// system chose if the configuration gave none.
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
-    /// This program has taken over the server from another one in this process, which is not
-    /// executed again even if this program ends. Returns false if an upgrade has failed and this is
-    /// the program that had begun it.
+    /// This program has taken over the server from the previous program in this process, and the
+    /// previous program is not executed again even if this one ends. Returns false if an upgrade
+    /// has failed and this program had begun it.
     fn took_over(&mut self, _admin: &mut dyn Admin) -> bool {
         true
     }
@@ -483,13 +483,13 @@ struct Server {
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
-    /// The guests that are attached.
+    /// The guests that are attached by vhost-user.
     sessions: Sessions,
     /// The guests that are attached by vfio-user.
     controllers: Controllers,
     /// The bounded places of the queues of guests and block devices.
     places: Arc<Places>,
-    /// Sends messages of their sessions to the shards.
+    /// Functions that send the messages of the guests' sessions to the shards.
     to_guests: sessions::Send,
     to_queues: controllers::Send,
     /// The device's block and its preferred size of a transfer, in bytes.

@@ -121,7 +121,8 @@ impl<'a> Schedulers<'a> {
         })
     }
 
-    /// Whether new slots may find no free number; false with one store, as each slot has its own.
+    /// Whether no number may be free for a new slot; false with one store, where each slot has its
+    /// own number.
     pub(super) fn lack_numbers(&self) -> bool {
         self.later.is_some() && self.names.is_full()
     }

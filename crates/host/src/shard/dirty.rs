@@ -12,7 +12,8 @@
 //! begins: a thread of the file's store makes the kernel write the dirty bytes in pieces, two of
 //! which are submitted to the disk at a time. Each written piece frees part of the bound and wakes
 //! the shards with waiting writes. A file has one round at a time: data of writes that end
-//! meanwhile belong to the next round, and a flush removes its tenant's dirty bytes from it.
+//! meanwhile belong to the next round, and a flush removes its tenant's dirty bytes from that next
+//! round.
 //!
 //! **Control.** The speed of a round determines the bound. The time of a round of less than an
 //! eighth of the bound is mostly latency, so such a round can only raise the bound. No round more
@@ -45,7 +46,7 @@ const TARGET: Duration = Duration::from_millis(500);
 const LEAST: u64 = 1 << 20;
 /// The number of pieces into which a tenant's part of a round is split; a round waits for each.
 const PIECES: u64 = 8;
-/// The smallest piece, in bytes, for rounds of less than [`PIECES`] times this: the size of the
+/// The least number of dirty bytes in a piece, unless the tenant's part has fewer: the size of the
 /// pieces into which requests are split.
 const LEAST_PIECE: u64 = 64 << 10;
 

@@ -316,8 +316,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
     /// ends with `EINVAL`.
     ///
     /// # Safety
-    /// All of this memory must stay valid until the order comes back from [`Self::finished`]. Only
-    /// the owner of a guest's memory may change or read it meanwhile.
+    /// All of this memory must stay valid until the order comes back from [`Self::finished`]. Until
+    /// then no code of this process except the device may access it; a guest may access its own
+    /// memory at any time.
     pub unsafe fn submit(
         &mut self,
         now_ns: u64,

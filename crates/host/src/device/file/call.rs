@@ -231,7 +231,7 @@ impl Batch {
         told(&replies);
     }
 
-    /// Passes the batch to this thread; the last reply is [`Reply::Written`].
+    /// Passes the batch to the thread of `writer`; the last reply is [`Reply::Written`].
     ///
     /// # Safety
     /// As for [`Call::hand_over`], of each operation.

@@ -188,7 +188,7 @@ impl Sessions {
         links.iter().for_each(|link| link.notify());
     }
 
-    /// Ends the sessions of a flow that have no vring; the others end with their vrings.
+    /// Ends the sessions of a flow, also those without vrings, which no shard could end.
     pub fn hang_up(&self, flow: FlowId) {
         self.of(flow).iter().for_each(|link| link.hang_up());
     }
