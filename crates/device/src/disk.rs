@@ -5,10 +5,10 @@
 //! the disk does one at a time. *Seek:* a seek within a cylinder takes no time. Other seeks take
 //! from the time for one track up to that for the full stroke; it grows with the root of the
 //! distance and with the distance itself, in the proportion that gives the stated average over
-//! random places. *Rotation:* the platter turns by the clock, and each place passes the head once in
-//! each turn. *Transfer:* one track in each turn. *Queue:* the disk takes the queued command that it
-//! can reach first (native command queueing); a command that continues where the last one ended is
-//! reached at once, because the disk reads ahead.
+//! random places. *Rotation:* the platter turns by the clock, and each place passes the head once
+//! in each turn. *Transfer:* one track in each turn. *Queue:* the disk takes the queued command
+//! that it can reach first (native command queueing); a command that continues where the last one
+//! ended is reached at once, because the disk reads ahead.
 //!
 //! **Left out.** Zones (all tracks have the same length), skew, a cache for writes, which are
 //! queued like reads, and any limit on a command's wait.
