@@ -39,7 +39,7 @@ def test_failing_trim():
             client = nbd.Client(server.socket, "a")
             check(client.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
             check(client.ask(nbd.TRIM, 24 * MI, MI)[0] == 0, "a TRIM without FUA promises nothing")
-            check(client.ask(nbd.TRIM, 24 * MI, MI, flags=nbd.FUA)[0] == EIO, f"{device}: a durable TRIM heard of no error")
+            check(client.ask(nbd.TRIM, 24 * MI, MI, flags=nbd.FUA)[0] == EIO, f"{device}: a durable TRIM got no error")
 
 
 TENANTS = ("--tenant", "a=24M", "--tenant", "b=8M")

@@ -412,8 +412,8 @@ def questions(rigged):
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
-    """tmpfs cannot zero a range that must stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it searches
-    for holes page by page, to the end of the file."""
+    """tmpfs cannot zero a range that must stay allocated, so a request of a few bytes writes 64 MiB, and is charged for them. tmpfs
+    also searches for holes page by page, to the end of the file."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-", dir="/dev/shm") as folder:

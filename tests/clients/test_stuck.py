@@ -51,7 +51,7 @@ def disks(*names):
         yield folder, made
 
 
-# The timeouts are as short as possible, because delays of this test itself do not make them expire.
+# The timeouts can be as short as possible, because delays of this test itself do not make them expire.
 TIMEOUTS = {"answers": "500ms", "stuck": "300ms", "change": "200ms", "call": "500ms"}
 
 

@@ -138,7 +138,7 @@ def test_data_go_around_the_page_cache():
 
 
 def test_it_is_hardened():
-    # 1.7, and 0.2 for a capability that the server drops before it opens a socket or a file.
+    # The exposure level must be below 1.9: 1.7, and 0.2 for a capability that the server drops before it opens a socket or a file.
     said = run("systemd-analyze", "security", "--no-pager", "--threshold=19", "fairq.service", ok=False)
     check(said.returncode == 0, said.stdout[-2000:])
     return said.stdout.strip().splitlines()[-1].strip()
@@ -165,11 +165,11 @@ def can_flush():
 
 
 def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
-    """The kernel gives them memory without waiting for disks; this server may be such a disk."""
+    """The kernel gives memory to I/O flushers without waiting for disks; this server may be such a disk."""
     if not can_flush():
         check("not marked as an I/O flusher" in journal(), "it serves without the capability, and says so")
         return
-    check("not marked as an I/O flusher" not in journal(), "the log says that they are not")
+    check("not marked as an I/O flusher" not in journal(), "the log says that the threads are not I/O flushers")
     flags = {}
     for thread in os.listdir(f"/proc/{pid()}/task"):
         with open(f"/proc/{pid()}/task/{thread}/stat", encoding="ascii") as line:
@@ -240,7 +240,7 @@ def bars_devices(disk):
         systemctl("daemon-reload")
         reads.append(systemctl("start", "reader.service", ok=False).returncode == 0)
         systemctl("reset-failed", "reader.service", ok=False)
-    check(reads[0], "not even without a policy can the disk be read")
+    check(reads[0], "the disk cannot be read even without a policy")
     return not reads[1]
 
 

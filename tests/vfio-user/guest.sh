@@ -46,7 +46,7 @@ again() {
 
 shares() {
   a=$(disk 0) b=$(disk 1) || exit 1
-  # The numbers of controllers are those of probes, which may end in any order.
+  # The controllers are numbered in the order in which their probes end, which may be any order.
   case $(tr -d ' ' < /sys/class/nvme/nvme0/serial) in b) c=$a a=$b b=$c ;; esac
   for one in "$a" "$b"; do
     fio --name=x --filename="$one" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \

@@ -306,7 +306,7 @@ fn interval(
     Ok(Some(interval))
 }
 
-/// The jobs with their effective weights, if all tenants are active.
+/// The jobs with the effective weights that they have while all tenants are active.
 fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
     // `acme/batch` is below `acme`, `acme2` is not.
     let is_below = |name: &str, group: &str| {

@@ -178,8 +178,8 @@ impl Recorded {
         self.tenants.get(&tenant).map_or(GONE, String::as_str)
     }
 
-    /// Calls `give` for all rows in order, with the changes of D before the first later row, and
-    /// the last changes at the end.
+    /// Calls `give` for all rows and all changes of D in the order of time; a change comes before
+    /// a row of the same time.
     fn in_order<'a>(&'a self, mut give: impl FnMut(Entry<'a>) -> io::Result<()>) -> io::Result<()> {
         let mut depths = self.depths.iter().peekable();
         for (shard, row) in &self.rows {
@@ -240,8 +240,8 @@ impl Depth {
 
 fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{COLUMNS}")?;
-    // A name may contain separators; they are replaced, because quotation marks would need another
-    // reader.
+    // A name may contain separators; they are replaced, because the programs that read this form
+    // do not parse quotation marks.
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let plain = |name: &str| name.replace([',', '"', '\n'], "_");
     recorded.in_order(|entry| {

@@ -109,8 +109,8 @@ shown! {
         low: u64,
     }
 
-    /// The state of a store's policy; of all stores together, values that cannot be summed are
-    /// null if there are several.
+    /// The state of a store's policy, or of the policies of all stores together. If there are
+    /// several stores, values that cannot be summed are null in the latter.
     struct PolicyState {
         virtual_time: Option<u64>,
         virtual_time_spread: Option<u64>,

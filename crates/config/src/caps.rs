@@ -195,9 +195,9 @@ pub fn describe(caps: &Caps) -> String {
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
-/// Requests under way on a connection of Linux's `nbd` driver, and their bytes when Linux reads
-/// ahead.
+/// The most requests under way on a connection of Linux's `nbd` driver.
 const BACKLOG: u64 = 128;
+/// Bytes of these requests when Linux reads ahead, 128 KiB for each.
 const BACKLOG_BYTES: u64 = BACKLOG * (128 << 10);
 /// The time in seconds after which Linux reports a request as stuck, or fails it by a usual
 /// `-timeout`.

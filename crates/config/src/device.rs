@@ -27,7 +27,7 @@ pub const PACED_LATENCY_NS: u64 = 100_000;
 pub const PACED_PARALLELISM: u32 = 32;
 /// Default size of a device in memory, in bytes; pages are allocated when they are first written.
 pub const MEMORY_SIZE: u64 = 4 << 30;
-/// The most by which a software controller is slower than its profile.
+/// The largest factor by which a software controller can be slower than its profile.
 const SLOWDOWN_MAX: u32 = 100_000;
 /// Sizes and offsets are multiples of this number of bytes, the block that clients address.
 pub const SECTOR: u64 = 512;

@@ -106,7 +106,8 @@ pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
         let written = file
             .set_permissions(metadata.permissions())
             .and_then(|()| {
-                // Root keeps the file's owner; any other user already owns it.
+                // If root writes the file, it keeps its owner; any other user owns it already, so
+                // a failure is ignored.
                 let _ =
                     std::os::unix::fs::fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
                 file.write_all(text.as_bytes())

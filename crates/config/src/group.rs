@@ -288,8 +288,8 @@ pub fn split(
         && find(name).is_some_and(|group| group.is_ambiguous)
     {
         return Err(format!(
-            "group: {name} is a group of tenants and one of this machine's users: give the group \
-             of tenants another name"
+            "group: {name} is a group of tenants and a group of this machine's users: give the \
+             group of tenants another name"
         ));
     }
     let users = (!users.is_empty()).then(|| List(users.into_iter().cloned().collect()));
@@ -443,6 +443,6 @@ mod tests {
         assert_eq!(split(&["dba"]), Ok((None, Some(list(&["dba"])))));
         assert!(split(&["acme", "acme/batch"]).unwrap_err().contains("a tenant is in one"));
         assert!(split(&["acme/web"]).unwrap_err().contains("there is no group acme/web: add"));
-        assert!(split(&["root"]).unwrap_err().contains("and one of this machine's users"));
+        assert!(split(&["root"]).unwrap_err().contains("and a group of this machine's users"));
     }
 }

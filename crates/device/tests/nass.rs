@@ -455,8 +455,8 @@ fn small_requests_beside_large_ones_after_stalls() {
 /// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation reduces the device's
 /// utilization, NASS raises it, most for CFQ. FIOPS, which never waits, and BFQ, which does not
 /// wait while weights are even, become fairer at about the same utilization; that of FIOPS falls
-/// slightly. With FlashFQ alone the shallow tenant has nearly its throughput alone, at the other's
-/// expense; with NASS it has less.
+/// slightly. With FlashFQ and no NASS the shallow tenant has nearly the throughput that it has when
+/// it runs alone, at the other's expense; with NASS it has less.
 #[test]
 fn depth_2_beside_depth_32() {
     let rows = before_and_after(N10);

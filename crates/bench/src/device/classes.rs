@@ -39,8 +39,8 @@ const RATIOS: [u16; 3] = [1, 8, 64];
 const WITHIN: f64 = 3.0;
 /// Each ratio is measured this many times, each for a part of its time.
 const ROUNDS: u32 = 4;
-/// The requests of each load: more of them are in flight than a device like a Z-SSD serves of that
-/// load in 0.6 ms.
+/// The requests of each load: 512 are in flight, more than a device like a Z-SSD serves in
+/// 0.6 ms.
 const LOAD: &str = "bs:4k,depth:256,jobs:2";
 /// A load that is preempted more often than this a second has not kept the queues full: each
 /// preemption may last milliseconds.

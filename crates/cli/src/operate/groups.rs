@@ -60,7 +60,8 @@ impl Console {
         self.mark_ambiguous(&mut all);
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
-        // Targets can be refused one by one, so they are set before the group itself changes.
+        // The policy may refuse the target of any single tenant, so all targets are set before the
+        // group itself changes.
         let changed = self
             .set_targets(admin, &all)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));

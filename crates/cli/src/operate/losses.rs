@@ -167,8 +167,8 @@ impl Console {
 
     fn mark_loss(&self, admin: &dyn Admin, member: &Member, location: &str) {
         let Some(tenants) = self.losses.written.get(location) else { return };
-        // A renamed tenant has the same data in its own file, so the entry of any name counts
-        // there.
+        // A tenant's own file has the same data after the tenant is renamed, so for such a file the
+        // entry of any name counts.
         let is_own = location.starts_with("file ");
         let errno = tenants.get(&member.tenant.name);
         if let Some(&errno) = errno.or_else(|| tenants.values().next().filter(|_| is_own)) {
@@ -176,7 +176,7 @@ impl Console {
         }
     }
 
-    /// Marks added tenants whose ranges have data from before, if these data may be lost.
+    /// Marks added tenants whose ranges already have data, if these data may be lost.
     pub(super) fn mark_losses_of(&mut self, admin: &dyn Admin, names: &[&str]) {
         if self.losses.written.is_empty() {
             return;

@@ -495,7 +495,8 @@ impl Console {
         let before = self.describe_policy();
         let settings = Settings { policy: Some(table), ..Settings::default() };
         let mut differ = changes::between(&policy_only(&self.settings), &settings);
-        // The default policy now has its name in the settings, which is not a difference.
+        // If the new settings only name the default policy, which is in force already, their key
+        // `policy.name` is not a difference.
         differ.retain(|change| {
             change.key != "policy.name" || wanted.policy != self.plan.policy.policy
         });
@@ -541,8 +542,8 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
-        // All parameters are checked before one changes: if one needs another policy, this one
-        // stays as it is.
+        // All parameters are checked before one changes: if one of them needs another policy, the
+        // present policy stays as it is.
         for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
             let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };

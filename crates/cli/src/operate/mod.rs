@@ -218,8 +218,8 @@ impl Console {
         Ok(())
     }
 
-    /// Counts a second; returns each tenant's row, the counts behind it, and the seconds. Tenants
-    /// without requests cost next to nothing.
+    /// Computes the counts since the last call, about a second ago; returns each tenant's row, the
+    /// counts behind it, and the seconds. Tenants without requests cost next to nothing.
     fn count<'a>(
         &mut self,
         now: &Status,

@@ -273,7 +273,7 @@ fn strangers_do_not_fill_the_log() {
         });
     }
     let seconds = began.elapsed().as_secs() + 1;
-    let suppressed = until("it is told", || {
+    let suppressed = until("the count is reported", || {
         sample(&get(&address, "/metrics").1, "fairq_log_lines_suppressed_total")
             .filter(|count| *count > 2000.0)
     });

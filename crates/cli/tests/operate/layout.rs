@@ -231,7 +231,7 @@ fn a_start_with_the_former_name_of_a_range_is_refused() {
     assert_eq!(bytes(&pool.serve(&["a", "c"]), &["a"]), *b"A");
     rename(&["a", "c"]);
     assert_eq!(bytes(&pool.serve(&["b=16", "c"]), &["b"]), *b"A");
-    // A server has started with b, so the file means another tenant by a.
+    // A server has started with the name b, so a in a file now is the name of a new tenant.
     let server = pool.serve(&["a=16", "c"]);
     assert_eq!(bytes(&server, &["a"]), [0]);
 }

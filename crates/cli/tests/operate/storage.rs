@@ -153,7 +153,7 @@ fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
         assert_eq!(status(&server)["cut_off_files"], json!([]));
         std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
         // No client reads there: the server checks the file's size.
-        let told = until("it is told", || {
+        let told = until("the loss is reported", || {
             Some(status(&server)["cut_off_files"][0].clone()).filter(|told| !told.is_null())
         });
         assert_eq!(told, json!({ "path": path, "size": 4 << 20, "intact": 3 << 20 }));

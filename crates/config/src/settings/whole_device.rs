@@ -13,7 +13,7 @@ const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 
 impl Settings {
     /// The tenants if none is named: one behind a controller of the whole device, or those of the
-    /// demo. The latter would write to a file, so a file has none.
+    /// demo. The demo's tenants write, so a device that is a file or disk has no implied tenants.
     pub(super) fn implied_tenants(&self) -> Vec<TenantTable> {
         let names: &[&str] = match self.has_whole_device() {
             true => &[WHOLE_TENANT],
