@@ -43,7 +43,8 @@ impl Controllers {
         let Disk { name, volume, block, preferred } = disk;
         let shards = shards.max(1);
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let bridge = Bridge::new(name, volume.flow, stream, bell, volume.size, shards);
+        let bridge = Bridge::new(name, volume.flow, stream, bell, volume.size, shards)
+            .map_err(io::Error::other)?;
         let bridge = Arc::new(bridge);
         let session = Session {
             number: self.next.fetch_add(1, Ordering::Relaxed),
@@ -55,6 +56,7 @@ impl Controllers {
             send,
             attachment,
             is_open: false,
+            offers_page: false,
             guest: Arc::default(),
             blind: Vec::new(),
             config: PciConfig::new(VECTORS),

@@ -138,7 +138,8 @@ impl Session {
         self.bridge.ring(place, value);
         let (id, is_head) = (place / 2, !place.is_multiple_of(2));
         if id == 0 {
-            return self.administer();
+            self.administer();
+            return;
         }
         let Some(admin) = &self.admin else { return };
         if let Some(shard) = admin.shard_of(id as u16, is_head)
