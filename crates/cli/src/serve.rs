@@ -9,7 +9,7 @@ use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
 use fairq_config::layout::pool::{Found, Media, Start, state_directory};
 use fairq_config::layout::record::Record;
-use fairq_config::listen::{self, Listen, controller_socket, guest_socket};
+use fairq_config::listen::{self, Listen, guest_socket};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
 use fairq_config::table::{align_right, plain_table};
@@ -380,14 +380,13 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
         Listen::Ublk => {
             return format!("\nUse with, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
         }
-        Listen::VfioUser(directory) => {
-            let socket = controller_socket(directory, name);
+        Listen::VfioUser(_) | Listen::VfioUserDevice(_) => {
+            let socket = uri.trim_start_matches("vfio-user:");
             return format!(
                 "\nAttach with, for example:\n  \
                  qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on \
                  -machine memory-backend=mem -device '{{\"driver\":\"vfio-user-pci\",\"socket\":\
-                 {{\"type\":\"unix\",\"path\":\"{}\"}}}}'\n",
-                socket.display()
+                 {{\"type\":\"unix\",\"path\":\"{socket}\"}}}}'\n"
             );
         }
         Listen::VhostUser(directory) => {

@@ -1,5 +1,6 @@
 //! `--device KIND,key=value,…` and `[device]`: the store behind the tenants.
 
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -26,6 +27,8 @@ pub const PACED_LATENCY_NS: u64 = 100_000;
 pub const PACED_PARALLELISM: u32 = 32;
 /// Default size of a device in memory, in bytes; pages are allocated when they are first written.
 pub const MEMORY_SIZE: u64 = 4 << 30;
+/// The most by which a software controller is slower than its profile.
+const SLOWDOWN_MAX: u32 = 100_000;
 /// Sizes and offsets are multiples of this number of bytes, the block that clients address.
 pub const SECTOR: u64 = 512;
 
@@ -53,8 +56,8 @@ impl Kind {
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
             Kind::File => &["path", "size", "create", "direct"],
             Kind::NvmeSoft => &[
-                "backing", "size", "create", "direct", "profile", "state", "window", "queues",
-                "wrr", "poller",
+                "backing", "size", "create", "direct", "profile", "state", "slowdown", "window",
+                "queues", "wrr", "poller",
             ],
         }
     }
@@ -125,6 +128,7 @@ pub struct DeviceTable {
     pub backing: Option<String>,
     pub profile: Option<String>,
     pub state: Option<State>,
+    pub slowdown: Option<u32>,
     pub window: Option<u16>,
     pub queues: Option<u16>,
     pub wrr: Option<bool>,
@@ -155,6 +159,8 @@ pub struct NvmeConfig {
     /// The drive whose speed it has: a built-in profile's name or a file, and the drive's earlier
     /// writes.
     pub profile: Option<(String, State)>,
+    /// The factor by which it is slower than that drive.
+    pub slowdown: u32,
     pub window: u16,
     pub queues: u16,
     pub wrr: bool,
@@ -310,11 +316,15 @@ impl DeviceTable {
                  profile and backing out",
             ));
         }
-        if name.is_none() && self.state.is_some() {
-            return Err(Refusal::new(
-                "device: state is a profile's: add profile=z-ssd, say, or leave it out",
-            ));
+        let of_profiles = [("state", self.state.is_some()), ("slowdown", self.slowdown.is_some())];
+        if let (None, Some((key, _))) = (&name, of_profiles.iter().find(|(_, is_given)| *is_given))
+        {
+            return Err(Refusal::new(format!(
+                "device: {key} is a profile's: add profile=z-ssd, say, or leave it out"
+            )));
         }
+        let slowdown = self.slowdown.unwrap_or(1);
+        within("slowdown", slowdown, 1..=SLOWDOWN_MAX)?;
         let profile = name.as_deref().map(load_profile).transpose()?;
         // A SATA device has one queue; the controller has as many queues as it needs before it.
         let of_profile = |get: fn(&Profile) -> u32, range: RangeInclusive<u16>| {
@@ -332,6 +342,7 @@ impl DeviceTable {
         Ok(NvmeConfig {
             backing,
             profile: name.map(|name| (name, self.state.unwrap_or_default())),
+            slowdown,
             window,
             queues,
             wrr: self.wrr.unwrap_or(has_wrr),
@@ -356,7 +367,11 @@ impl DeviceTable {
     }
 }
 
-fn within(key: &str, value: u16, range: RangeInclusive<u16>) -> Result<(), Refusal> {
+fn within<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), Refusal> {
     if range.contains(&value) {
         return Ok(());
     }
@@ -456,6 +471,7 @@ mod tests {
             (31, *nvme_soft::QUEUES_RANGE.start(), false)
         );
         assert!(!nvme("nvme-soft,wrr=false").wrr);
+        assert_eq!(nvme("nvme-soft,profile=z-ssd,slowdown=200").slowdown, 200);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
         let file = FileConfig {
             path: "/srv/a.img".into(),

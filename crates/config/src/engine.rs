@@ -7,7 +7,7 @@ use fairq_classic::registry;
 use fairq_core::{Platform, Topology};
 use fairq_host::device::any::{AnyDevice, DeviceSpec, Inherited};
 use fairq_host::device::file::{self, FileSpec};
-use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
+use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec, Timing};
 use fairq_host::device::paced::Pace;
 
 use crate::device::{
@@ -100,7 +100,8 @@ fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, 
             State::Fresh => fairq_device::State::Fresh,
             State::Steady => fairq_device::State::Steady,
         };
-        Ok::<_, Refusal>((load_profile(name)?, state))
+        let (profile, slowdown) = (load_profile(name)?, config.slowdown);
+        Ok::<_, Refusal>(Timing { profile, state, slowdown })
     };
     let poller = match config.poller {
         Poller::Inline => nvme_soft::Poller::Inline,
@@ -221,6 +222,10 @@ impl DeviceConfig {
                     .profile
                     .as_ref()
                     .map_or(String::new(), |(name, _)| format!(" like {name}"));
+                let like = match config.slowdown {
+                    1 => like,
+                    slowdown => format!("{like}, {slowdown} times slower"),
+                };
                 let arbiter = if config.wrr { "weighted round robin" } else { "round robin" };
                 format!("nvme-soft over {backing}{like} (window {}, {arbiter})", config.window)
             }

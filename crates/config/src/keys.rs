@@ -93,7 +93,7 @@ mod tests {
         comes_through::<DeviceTable>(&[
             "paced,size=1537,iops=12345,bandwidth=1234567/s,latency=81us,parallelism=3",
             "./pool.img,size=10G,create,direct=off",
-            "nvme-soft,backing=./a,profile=z-ssd,state=fresh,window=64,queues=9,wrr=off,poller=core",
+            "nvme-soft,backing=./a,profile=z-ssd,state=fresh,slowdown=300,window=64,queues=9,wrr=off,poller=core",
         ]);
         comes_through::<TenantTable>(&[
             "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a \

@@ -46,6 +46,8 @@ const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
 const TENANTS_MAX: usize = 10_000;
 /// The most tenants that a refusal names.
 const NAMED_MAX: usize = 20;
+/// The tenant behind a controller that has the whole device.
+const WHOLE_TENANT: &str = "device";
 /// The default tenants, with their weights.
 const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 
@@ -453,6 +455,7 @@ impl Settings {
         directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
         group::mark_ambiguous(&mut groups, &directory);
         let tenants = self.complete_tenants(&cgroup_root, &groups, &directory)?;
+        self.check_whole_device(tenants.len())?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         // Without a device the demo's is used, unless all tenants have files of their own.
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
@@ -464,7 +467,7 @@ impl Settings {
         Ok(Plan {
             default: self.complete_default(&tenants)?,
             device,
-            policy: self.policy.clone().unwrap_or_default().complete()?,
+            policy: self.policy_table().complete()?,
             tenants,
             groups,
             source: self.source(surroundings)?,
@@ -537,16 +540,13 @@ impl Settings {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
-            if self.is_of_a_file() {
-                return Err(Refusal::new(
-                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
-                     --tenant web,weight=100",
-                ));
-            }
-            tables = DEMO_TENANTS
-                .iter()
-                .map(|text| text.parse().expect("the demo tenants are well formed"))
-                .collect();
+            tables = self.implied_tenants();
+        }
+        if tables.is_empty() {
+            return Err(Refusal::new(
+                "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
+                 --tenant web,weight=100",
+            ));
         }
         if tables.len() > TENANTS_MAX {
             return Err(Refusal::new(format!(
@@ -577,13 +577,54 @@ impl Settings {
 
     /// The settings with the default tenants if none is named.
     pub fn with_tenants(mut self) -> Settings {
-        // The default tenants would write to a file: `plan` refuses a file without tenants.
-        if self.tenant.is_empty() && !self.is_of_a_file() {
-            let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
-            self.tenant =
-                DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
+        if self.tenant.is_empty() {
+            let tenants = self.implied_tenants().into_iter();
+            self.tenant = tenants.map(|tenant| Spanned::new(0..0, tenant)).collect();
         }
         self
+    }
+
+    /// The tenants if none is named: one behind a controller of the whole device, or those of the
+    /// demo. The latter would write to a file, so a file has none.
+    fn implied_tenants(&self) -> Vec<TenantTable> {
+        let names: &[&str] = match self.has_whole_device() {
+            true => &[WHOLE_TENANT],
+            false if self.is_of_a_file() => &[],
+            false => &DEMO_TENANTS,
+        };
+        let parse = |text: &&str| text.parse().expect("the implied tenants are well formed");
+        names.iter().map(parse).collect()
+    }
+
+    /// Whether one controller has the whole device.
+    pub fn has_whole_device(&self) -> bool {
+        self.listen.iter().any(Listen::is_whole_device)
+    }
+
+    /// The policy as configured. A controller of the whole device has its own arbitration.
+    fn policy_table(&self) -> PolicyTable {
+        let implied = if self.has_whole_device() {
+            PolicyTable::of("none", &[])
+        } else {
+            PolicyTable::default()
+        };
+        self.policy.clone().unwrap_or(implied)
+    }
+
+    /// Refuses what would share the device with a controller that has the whole of it, or order its
+    /// commands a second time.
+    fn check_whole_device(&self, tenants: usize) -> Result<(), Refusal> {
+        let Some(at) = self.listen.iter().find(|at| at.is_whole_device()) else { return Ok(()) };
+        let why = if self.listen.len() > 1 {
+            "so there is no other address: leave the others out"
+        } else if tenants > 1 {
+            "so there is one tenant: leave the others out"
+        } else if self.policy_table().complete()?.name() != "none" {
+            "and arbitrates among its queues itself: leave the policy out, or write none"
+        } else {
+            return Ok(());
+        };
+        Err(Refusal::new(format!("listen {at}: the controller has the whole device, {why}")))
     }
 
     fn source(&self, surroundings: &Surroundings) -> Result<Source, Refusal> {

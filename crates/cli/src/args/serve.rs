@@ -30,8 +30,8 @@ pub(crate) struct ServeArgs {
     /// create (make the file, with its size, if it is not there), direct=auto|on|off (file). A path
     /// alone is a file.
     /// nvme-soft, a software controller with weighted round robin: backing=ram|null|PATH, size,
-    /// profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
-    /// poller=inline|core.
+    /// profile=z-ssd|FILE|none, state=fresh|steady, slowdown (times), window, queues,
+    /// wrr=true|false, poller=inline|core.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times
@@ -81,7 +81,8 @@ pub(crate) struct ServeArgs {
     /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT], and where guests attach their
     /// disks: vhost-user:DIRECTORY, with a socket NAME.sock for each tenant, and
     /// vfio-user:DIRECTORY, with an NVMe controller NAME/cntrl; ublk makes each tenant a block
-    /// device of this machine, /dev/fairq/NAME; may be given many times
+    /// device of this machine, /dev/fairq/NAME; may be given many times. Alone, without tenants and
+    /// policy, vfio-user-device:DIRECTORY is one NVMe controller over the whole device, cntrl
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if

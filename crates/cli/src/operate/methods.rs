@@ -481,6 +481,12 @@ impl Console {
     /// Changes the policy to that of `table`; returns the differences.
     fn change_policy(&mut self, admin: &mut dyn Admin, table: PolicyTable) -> Result<Value, Fault> {
         let wanted = table.clone().complete().map_err(Fault::params)?;
+        if self.settings.has_whole_device() && wanted.name() != "none" {
+            return Err(Fault::refused(
+                "a controller has the whole device (vfio-user-device) and arbitrates among its \
+                 queues itself: the policy stays none",
+            ));
+        }
         let before = self.describe_policy();
         let settings = Settings { policy: Some(table), ..Settings::default() };
         let mut differ = changes::between(&policy_only(&self.settings), &settings);

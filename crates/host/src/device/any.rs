@@ -14,7 +14,9 @@ use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
 use crate::device::store::Store;
-use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob};
+use crate::device::{
+    Command, Completion, ControllerLimits, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob,
+};
 use crate::io::area::{Area, Span, SpanReader};
 use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
@@ -256,6 +258,10 @@ impl Device for AnyDevice {
             AnyDevice::File(device) => AnyQueue::File(device.open_queue(place, ring)?),
             AnyDevice::NvmeSoft(device) => AnyQueue::NvmeSoft(device.open_queue(place, ring)?),
         })
+    }
+
+    fn controller_limits(&self) -> ControllerLimits {
+        each!(AnyDevice, self, device => device.controller_limits())
     }
 
     fn set_class_weights(&self, weights: ClassWeights) -> io::Result<()> {

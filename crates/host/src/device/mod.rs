@@ -158,6 +158,17 @@ pub type WriteOut<'a> = dyn FnMut(Range<u64>, bool) + 'a;
 /// See [`Device::write_out`].
 pub type WriteOutJob = Box<dyn FnOnce(&mut WriteOut<'_>) + Send>;
 
+/// The limits of an NVMe controller over a whole device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ControllerLimits {
+    /// The most commands that it fetches and has not completed.
+    pub window: u16,
+    /// I/O queues of each kind.
+    pub queues: u16,
+    /// Whether it offers weighted round robin.
+    pub has_wrr: bool,
+}
+
 /// A storage device, shared by all shards.
 pub trait Device: Send + Sync + 'static {
     /// One shard's queue.
@@ -174,6 +185,12 @@ pub trait Device: Send + Sync + 'static {
     /// not arbitrate between classes ([`Info::has_classes`]) or refuses the weights.
     fn set_class_weights(&self, _weights: ClassWeights) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The limits of a controller over the whole device. With the window of the drive that the
+    /// device models, commands wait where the controller arbitrates, and not behind it.
+    fn controller_limits(&self) -> ControllerLimits {
+        ControllerLimits { window: 32, queues: 64, has_wrr: true }
     }
 
     /// Puts all written data on stable storage; called when no queue is open. Returns the files for

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
 use crate::device::file::{Direct, FileSpec};
 use crate::device::harness::{Driver, Tamper, command, place};
-use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
+use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller, Timing};
 use crate::device::paced::Pace;
 use crate::device::{Command, Device};
 use crate::io::ring::Event;
@@ -302,7 +302,8 @@ proptest! {
     #[test]
     fn nvme_soft_over_ram_is_an_array(batches in batches(), queues in 3..=9u16, is_timed in any::<bool>()) {
         let profile = fairq_device::Profile::named("z-ssd").unwrap();
-        let timing = is_timed.then_some((profile, fairq_device::State::Steady));
+        let state = fairq_device::State::Steady;
+        let timing = is_timed.then_some(Timing { profile, state, slowdown: 1 });
         let spec = NvmeSoftSpec { queues, timing, ..nvme_soft(BackingSpec::Ram { size: SIZE as u64 }) };
         compare(&DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap(), &batches, None);
     }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
+use crate::device::ControllerLimits;
 use crate::shard::volume::Volume;
 
 /// The disk that a guest gets.
@@ -25,6 +26,8 @@ pub struct Disk {
     pub block: u32,
     /// The size of requests that the device serves best, in bytes.
     pub preferred: u32,
+    /// The limits of a controller that has the whole device; `None` for a tenant beside others.
+    pub whole: Option<ControllerLimits>,
 }
 
 /// The most orders that one queue of a guest has under way.

@@ -3,8 +3,9 @@
 //! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.**
 //! A tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
 //! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and those of its
-//! keys `vhost-user` and `vfio-user`. They come and go with the tenant, whose addition
-//! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
+//! keys `vhost-user` and `vfio-user`. With `--listen vfio-user-device:DIR` the only tenant has the
+//! socket `DIR/cntrl`. They come and go with the tenant, whose addition fails if one of them cannot
+//! be opened. A socket belongs to a flow, so a change of the policy
 //! leaves it as it is, and so does a new name, with which its file is renamed.
 //!
 //! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and
@@ -126,7 +127,9 @@ impl GuestSocket {
 pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
     match at {
         Listen::VhostUser(directory) => Some((AttachmentKind::VhostUser, directory)),
-        Listen::VfioUser(directory) => Some((AttachmentKind::VfioUser, directory)),
+        Listen::VfioUser(directory) | Listen::VfioUserDevice(directory) => {
+            Some((AttachmentKind::VfioUser, directory))
+        }
         _ => None,
     }
 }
@@ -135,11 +138,17 @@ pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
 fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
     let (kind, directory) = directory(at)?;
     let path = match kind {
+        _ if is_whole(at) => directory.join("cntrl"),
         // The name that clients of vfio-user expect, in a folder of the tenant's own.
         AttachmentKind::VfioUser => directory.join(name).join("cntrl"),
         AttachmentKind::VhostUser | AttachmentKind::Ublk => directory.join(format!("{name}.sock")),
     };
     Some((kind, path))
+}
+
+/// Whether the address is that of a controller over the whole device.
+fn is_whole(at: &Listen) -> bool {
+    matches!(at, Listen::VfioUserDevice(_))
 }
 
 /// The folder that a socket has for itself, if it is that of a controller in a directory.
@@ -181,7 +190,14 @@ impl ControlThread<'_> {
         users: &Users,
     ) -> Result<(), AdminError> {
         if self.guests.contains_key(path) {
-            return Err(refusal(path, "it is the socket of another tenant: choose another path"));
+            let why = match self.server.config.listen.iter().any(is_whole) {
+                true => {
+                    "its controller has the whole device (vfio-user-device), which has no room \
+                         for another tenant"
+                }
+                false => "it is the socket of another tenant: choose another path",
+            };
+            return Err(refusal(path, why));
         }
         let folder = own_folder(&self.guest_directories, path);
         make_folder(folder).map_err(|error| refusal(path, error))?;
@@ -294,6 +310,9 @@ impl ControlThread<'_> {
         let refuse = |cause: &str| AdminError::Listen { at: at.clone(), cause: cause.into() };
         if !directory(at).is_some_and(|(_, directory)| directory.is_dir()) {
             return Err(refuse("there is no such directory: create it or choose another one"));
+        }
+        if is_whole(at) && !self.server.config.listen.contains(at) {
+            return Err(refuse("a controller has the whole device from the start of the server"));
         }
         if self.guest_directories.contains(at) {
             return Err(refuse("it is given twice"));
@@ -493,6 +512,7 @@ impl Server {
             volume: member.volume(SECTOR),
             block: self.block,
             preferred: self.preferred,
+            whole: self.whole,
         }
     }
 

@@ -30,6 +30,8 @@ pub enum Listen {
     VhostUser(PathBuf),
     /// A directory with an NVMe controller for the guests of each tenant.
     VfioUser(PathBuf),
+    /// A directory with one NVMe controller that has the whole device.
+    VfioUserDevice(PathBuf),
     /// The sockets that the service manager has passed (`LISTEN_FDS`).
     Inherited,
     /// The connection on standard input, as inetd passes it; the server ends with it.
@@ -45,6 +47,7 @@ impl std::fmt::Display for Listen {
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
             Listen::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Listen::VfioUserDevice(path) => write!(f, "vfio-user-device:{}", path.display()),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
             Listen::Ublk => f.write_str("ublk"),
@@ -181,6 +184,7 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
         }
         Listen::VhostUser(_)
         | Listen::VfioUser(_)
+        | Listen::VfioUserDevice(_)
         | Listen::Ublk
         | Listen::Inherited
         | Listen::Stdio => Err(format!("{at} is no address to listen on")),

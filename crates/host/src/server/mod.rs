@@ -27,10 +27,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::device::write_back::WriteBack;
+use crate::device::{ControllerLimits, Device};
 use crate::front::Fronts;
 use crate::front::attach::Places;
 use crate::front::ublk::control_commands::NoUblk;
@@ -368,6 +368,8 @@ pub fn serve(
     };
     let handshake = HandshakeOptions { tls_threads, ..config.handshake.clone() };
     let handshake = Mutex::new(Arc::new(handshake));
+    let is_whole = config.listen.iter().any(|at| matches!(at, Listen::VfioUserDevice(_)));
+    let whole = is_whole.then(|| device.controller_limits());
     let server = Arc::new(Server {
         config,
         tenants,
@@ -384,6 +386,7 @@ pub fn serve(
         to_queues,
         block: device.info().block_size,
         preferred,
+        whole,
     });
     let mut control = ControlThread {
         server: server.clone(),
@@ -486,6 +489,8 @@ struct Server {
     /// The device's block and its preferred size of a transfer, in bytes.
     block: u32,
     preferred: u32,
+    /// The limits of a controller that has the whole device, if one has.
+    whole: Option<ControllerLimits>,
 }
 
 impl Server {

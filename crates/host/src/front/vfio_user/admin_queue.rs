@@ -2,8 +2,9 @@
 //! guest rings its doorbell.
 //!
 //! **Queues.** A completion queue belongs to shard `number + id`, modulo the number of shards, and
-//! its submission queues are there, too. If the guest has chosen weighted round robin, all queues
-//! are on one shard, so that one arbiter chooses among their commands.
+//! its submission queues are there, too. If the guest has chosen weighted round robin, or if the
+//! controller has the whole device, all queues are on one shard, so that one arbiter chooses among
+//! their commands.
 //!
 //! **Aborts.** A command that was fetched runs to its end, so an Abort takes back only requests for
 //! asynchronous events. The deletion of a submission queue takes back the commands that wait in the
@@ -17,15 +18,18 @@ use fairq_device::{Arbitration, Mechanism};
 use crate::device::nvme::identify::{self, About, oncs};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
-use crate::front::vfio_user::bridge::QUEUES;
 use crate::front::vfio_user::controller_state::{
-    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, HOST_BEHAVIOR, Session, VECTORS, VERSION, WARNING,
+    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, HOST_BEHAVIOR, Session, SqPlace, VECTORS,
+    VERSION, WARNING,
 };
 use crate::front::vfio_user::decode::{self, MDTS, NSID};
 use crate::front::vfio_user::pci_config::VENDOR;
-use crate::front::vfio_user::queue_group::{GuestRing, NewCq, NewGroup, NewSq};
+use crate::front::vfio_user::queue_group::{Fault, GuestRing, NewCq, NewGroup, NewSq, Which};
 use crate::front::vfio_user::queue_groups::Message;
 
+/// The most commands of a tenant that are fetched and not completed under weighted round robin. The
+/// others wait in their queues, where the arbiter decides.
+const WINDOW: usize = 32;
 /// Aborts at a time (ACL + 1); each ends at once.
 const ABORTS: u8 = 4;
 /// Result of an Abort whose command goes on, or is unknown.
@@ -52,8 +56,8 @@ impl Session {
     pub(super) fn administer(&mut self) -> bool {
         let Some(mut queue) = self.admin.take() else { return false };
         let head = queue.sq.head();
-        if let Err(outside) = self.carry_out(&mut queue) {
-            self.break_admin(outside);
+        if let Err(fault) = self.carry_out(&mut queue) {
+            self.fail(&fault);
         }
         let has_moved = queue.sq.head() != head;
         self.put_back(queue);
@@ -69,22 +73,14 @@ impl Session {
         }
     }
 
-    fn break_admin(&self, outside: Outside) {
-        tracing::warn!(
-            disk = self.bridge.name(), %outside,
-            "a guest's admin queue is not in its memory: its controller has failed until it is reset"
-        );
-        self.bridge.fail();
-    }
-
-    fn carry_out(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
-        queue.sq.held += queue.sq.see(self.bridge.tail(0));
+    fn carry_out(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
+        let tail = self.bridge.tail(0);
+        let new = queue.sq.see(tail).ok_or(Fault::Doorbell(Which::Submission(0), tail))?;
+        queue.sq.held += new;
+        self.see_head(queue)?;
         while queue.sq.held > 0 && !self.bridge.has_failed() {
             if queue.cq.reserve(1) == 0 {
-                queue.cq.see(self.bridge.head(0));
-                if queue.cq.reserve(1) == 0 {
-                    break;
-                }
+                break;
             }
             queue.sq.held -= 1;
             let index = queue.sq.advance();
@@ -103,6 +99,15 @@ impl Session {
             self.post(queue, sqe.cid, result, status)?;
         }
         self.notify(queue)
+    }
+
+    /// Takes in the completions that the guest has read.
+    fn see_head(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
+        let head = self.bridge.head(0);
+        match queue.cq.see(head) {
+            true => Ok(()),
+            false => Err(Fault::Doorbell(Which::Completion(0), head)),
+        }
     }
 
     /// Posts a completion, for which there is a place.
@@ -124,25 +129,25 @@ impl Session {
     pub(super) fn namespace_changed(&mut self) {
         let Some(mut queue) = self.admin.take() else { return };
         queue.has_changed = true;
-        if let Err(outside) = self.notify(&mut queue) {
-            self.break_admin(outside);
+        if let Err(fault) = self.notify(&mut queue) {
+            self.fail(&fault);
         }
         self.put_back(queue);
     }
 
     /// Sends the notice that the namespace has changed, once until the guest reads the log.
-    fn notify(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
+    fn notify(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
         let is_wanted = queue.async_events & NAMESPACE_CHANGED != 0;
         if !queue.has_changed || queue.is_notified || !is_wanted {
             return Ok(());
         }
-        queue.cq.see(self.bridge.head(0));
+        self.see_head(queue)?;
         if queue.event_requests.is_empty() || queue.cq.reserve(1) == 0 {
             return Ok(());
         }
         let cid = queue.event_requests.remove(0);
         queue.is_notified = true;
-        self.post(queue, cid, NAMESPACE_EVENT, Status::SUCCESS)
+        Ok(self.post(queue, cid, NAMESPACE_EVENT, Status::SUCCESS)?)
     }
 
     fn execute(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<Answer, Status> {
@@ -257,9 +262,14 @@ impl Session {
         if vector >= VECTORS {
             return Err(Status::INVALID_VECTOR);
         }
-        let shard = match queue.mechanism {
-            Mechanism::RoundRobin => (self.home() + usize::from(id)) % self.shards,
-            Mechanism::Weighted => self.home(),
+        let shard = match (queue.mechanism, self.whole) {
+            (Mechanism::RoundRobin, None) => (self.home() + usize::from(id)) % self.shards,
+            _ => self.home(),
+        };
+        let window = match (queue.mechanism, self.whole) {
+            (_, Some(whole)) => whole.window.into(),
+            (Mechanism::Weighted, None) => WINDOW,
+            (Mechanism::RoundRobin, None) => usize::MAX,
         };
         self.bridge.ring(2 * usize::from(id) + 1, 0);
         let call = self.vectors.get(usize::from(vector)).cloned().flatten();
@@ -281,13 +291,14 @@ impl Session {
             guest: self.guest.clone(),
             shadow: queue.shadow,
             mechanism: queue.mechanism,
+            window,
             arbitration: queue.arbitration,
         };
         let (reply, done) = std::sync::mpsc::channel();
         (self.send)(shard, Message::AddCq { group: Box::new(group), cq: cq(), reply });
         drop(size);
         let _ = done.recv();
-        queue.cqs[usize::from(id)] = Some(CqPlace { shard, users: 0 });
+        queue.cqs[usize::from(id)] = Some(CqPlace { shard, users: 0, size: ring.size });
         queue.has_queues = true;
         Ok(())
     }
@@ -308,7 +319,7 @@ impl Session {
         let sq = NewSq { id, ring, cqid, class, place };
         cq.users += 1;
         let shard = cq.shard;
-        queue.sqs[usize::from(id)] = Some(cqid);
+        queue.sqs[usize::from(id)] = Some(SqPlace { cqid, size: ring.size });
         let session = self.number;
         self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
         Ok(())
@@ -317,7 +328,7 @@ impl Session {
     fn delete_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
         let id = sqe.cdw10 as u16;
         let cqid = queue.sqs.get_mut(usize::from(id)).and_then(Option::take);
-        let cqid = cqid.ok_or(Status::INVALID_QUEUE_ID)?;
+        let SqPlace { cqid, .. } = cqid.ok_or(Status::INVALID_QUEUE_ID)?;
         let session = self.number;
         if let Some(cq) = queue.cqs[usize::from(cqid)].as_mut() {
             cq.users -= 1;
@@ -408,7 +419,7 @@ impl Session {
                     return Err(Status::INVALID_FIELD);
                 }
                 // Submission and completion queues come in pairs.
-                queue.granted = (submission.max(completion) + 1).min(QUEUES as u32) as u16;
+                queue.granted = (submission.max(completion) + 1).min(queue.most.into()) as u16;
                 return Ok(queue.number_of_queues());
             }
             feature::INTERRUPT_COALESCING => queue.coalescing = value & 0xffff,
@@ -451,7 +462,7 @@ impl Session {
             feature::ERROR_RECOVERY => (queue.error_recovery, 0),
             feature::VOLATILE_WRITE_CACHE => (u32::from(self.bridge.caches_writes()), 1),
             feature::NUMBER_OF_QUEUES => {
-                let most = QUEUES as u32 - 1;
+                let most = u32::from(queue.most) - 1;
                 (queue.number_of_queues(), most << 16 | most)
             }
             feature::INTERRUPT_COALESCING => (queue.coalescing, 0),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairq_device::{Arbitration, Mechanism};
 
+use crate::device::ControllerLimits;
 use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::front::attach::Attachment;
 use crate::front::guest_memory::Guest;
@@ -42,12 +43,13 @@ pub(super) struct Session {
     pub(super) volume: Volume,
     pub(super) block: u32,
     pub(super) preferred: u32,
+    pub(super) whole: Option<ControllerLimits>,
     pub(super) shards: usize,
     pub(super) send: Send,
     pub(super) attachment: Arc<Attachment>,
     /// The protocol's version is agreed.
     pub(super) is_open: bool,
-    /// The client gets the page of doorbells if it asks for BAR 0.
+    /// The client gets the page of doorbells with the description of BAR 0.
     pub(super) offers_page: bool,
     pub(super) guest: Arc<Guest>,
     /// Regions of memory that cannot be reached: address and size.
@@ -78,6 +80,14 @@ pub(super) struct CqPlace {
     pub(super) shard: usize,
     /// Its submission queues.
     pub(super) users: u16,
+    pub(super) size: u16,
+}
+
+/// A submission queue that the guest has created.
+#[derive(Clone, Copy)]
+pub(super) struct SqPlace {
+    pub(super) cqid: u16,
+    pub(super) size: u16,
 }
 
 /// The admin queue of an enabled controller, and the properties that its commands have set.
@@ -86,9 +96,10 @@ pub(super) struct AdminQueue {
     pub(super) cq: CqTail<GuestRing>,
     pub(super) has_posted: bool,
     pub(super) mechanism: Mechanism,
+    /// I/O queues of each kind that there may be.
+    pub(super) most: u16,
     pub(super) cqs: [Option<CqPlace>; QUEUES + 1],
-    /// The completion queue of each submission queue.
-    pub(super) sqs: [Option<u16>; QUEUES + 1],
+    pub(super) sqs: [Option<SqPlace>; QUEUES + 1],
     /// I/O queues of each kind that may be created, and whether any has been.
     pub(super) granted: u16,
     pub(super) has_queues: bool,
@@ -110,15 +121,16 @@ pub(super) struct AdminQueue {
 }
 
 impl AdminQueue {
-    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism) -> AdminQueue {
+    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism, most: u16) -> AdminQueue {
         AdminQueue {
             sq: SqHead::new(sq, 0),
             cq: CqTail::new(cq, Some(0)),
             has_posted: false,
             mechanism,
+            most,
             cqs: [None; QUEUES + 1],
             sqs: [None; QUEUES + 1],
-            granted: QUEUES as u16,
+            granted: most,
             has_queues: false,
             shadow: None,
             arbitration: Arbitration::RESET,
@@ -135,12 +147,13 @@ impl AdminQueue {
         }
     }
 
-    /// The shard of a queue.
-    pub(super) fn shard_of(&self, id: u16, is_completion: bool) -> Option<usize> {
-        let cqid = match is_completion {
-            true => id,
-            false => (*self.sqs.get(usize::from(id))?)?,
-        };
-        (*self.cqs.get(usize::from(cqid))?).map(|cq| cq.shard)
+    /// The shard of an I/O queue, and its number of entries.
+    pub(super) fn place_of(&self, id: usize, is_completion: bool) -> Option<(usize, u16)> {
+        let cq = |id: usize| self.cqs.get(id).copied().flatten();
+        if is_completion {
+            return cq(id).map(|cq| (cq.shard, cq.size));
+        }
+        let sq = self.sqs.get(id).copied().flatten()?;
+        Some((cq(sq.cqid.into())?.shard, sq.size))
     }
 }

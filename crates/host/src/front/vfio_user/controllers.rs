@@ -40,7 +40,7 @@ impl Controllers {
         send: Send,
         attachment: Arc<Attachment>,
     ) -> io::Result<JoinHandle<()>> {
-        let Disk { name, volume, block, preferred } = disk;
+        let Disk { name, volume, block, preferred, whole } = disk;
         let shards = shards.max(1);
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let bridge = Bridge::new(name, volume.flow, stream, bell, volume.size, shards)
@@ -52,6 +52,7 @@ impl Controllers {
             volume,
             block,
             preferred,
+            whole,
             shards,
             send,
             attachment,

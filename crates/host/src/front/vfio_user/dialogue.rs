@@ -136,7 +136,7 @@ fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
             session.answer(&mut command)?;
         }
         naps = bridge.is_mapped() && session.admin.is_some();
-        let is_used = naps && session.administer() || socket;
+        let is_used = naps && !bridge.has_failed() && session.administer() || socket;
         nap = if is_used { FIRST_NAP } else { (2 * nap).min(LAST_NAP) };
     }
 }
@@ -221,6 +221,7 @@ impl Session {
                 self.reset();
                 Ok(Vec::new())
             }
+            command::DEVICE_FEATURE => Err(device_feature(request)),
             _ => Err(Refusal::Because("not supported", libc::EOPNOTSUPP)),
         }
     }
@@ -449,6 +450,19 @@ fn fields<const N: usize>(
     Ok(fields.map(u32::to_ne_bytes).concat())
 }
 
+/// The refusal of a feature: this controller has none of them, neither migration nor a log of the
+/// memory that it writes. Clients take this errno for that, as from the kernel's VFIO.
+fn device_feature(request: &Command) -> Refusal {
+    let (least, flags) = (request.word(0) as usize, request.word(4));
+    let (get, set, probe) = (1 << 16, 1 << 17, 1 << 18);
+    let does = |what: u32| flags & what != 0;
+    let is_one = does(probe) || does(get) != does(set);
+    match request.has(8) && least >= 8 && is_one && flags >> 19 == 0 {
+        true => Refusal::Because("no such feature", libc::ENOTTY),
+        false => invalid("a feature is probed, or it is got or set"),
+    }
+}
+
 fn region_info(request: &Command, offers_page: bool) -> Result<Vec<u8>, Refusal> {
     let index = request.word(8);
     let (flags, size) = match index {
@@ -460,7 +474,7 @@ fn region_info(request: &Command, offers_page: bool) -> Result<Vec<u8>, Refusal>
     };
     let length = if flags & MAPPABLE == 0 { REGION_INFO } else { SPARSE_INFO };
     if request.word(0) < length {
-        // The client asks again with as much room as it finds here.
+        // The client repeats its request with as much room as it finds here.
         return fields(request, REGION_INFO as usize, [length, flags, index, 0, size, 0, 0, 0]);
     }
     let has_areas = length == SPARSE_INFO;

@@ -16,7 +16,7 @@ use fairq_device::Arbitration;
 use crate::device::Device;
 use crate::front::guest_memory::Guest;
 use crate::front::vfio_user::queue_group::{NewCq, NewGroup, NewSq, QueueGroup, signal};
-use crate::front::vhost::vrings::Poll;
+use crate::front::vhost::vrings::{Poll, STAGED};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::spin::Patience;
@@ -383,7 +383,7 @@ impl Front for VfioUserFront {
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
             // A policy that stages has room for all, and orders them itself.
-            let most = if P::IS_DIRECT { orders } else { u32::MAX };
+            let most = if P::IS_DIRECT { orders } else { STAGED };
             let turn = match self.group(connection as usize) {
                 None => (0, false),
                 Some(group) => group.take_turn(now_ns, ring, path, most),
@@ -465,6 +465,7 @@ impl Front for VfioUserFront {
             let Some(group) = groups[usize::from(index)].as_mut() else { return false };
             // One that waits for room goes on with a completion, and needs no kick.
             if group.is_blocked() {
+                may_sleep &= !group.is_cut_short();
                 return true;
             }
             may_sleep &= group.sleep();

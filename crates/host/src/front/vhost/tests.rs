@@ -69,7 +69,8 @@ impl Host {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, DISK);
         let volume = Volume { tenant, flow, file, base, size, read_only, block: 512 };
-        let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 65536 };
+        let (name, whole) = ("db".into(), None);
+        let disk = Disk { name, volume, block: 4096, preferred: 65536, whole };
         let shards = self.shards.clone();
         let send = move |shard, message| {
             if let Some(shards) = &*shards.lock().unwrap() {

@@ -21,10 +21,10 @@ use crate::shard::{Front, Notice};
 
 use std::sync::mpsc::Sender;
 
-/// The most orders that a vring gives a policy that stages before the policy lets some go. A guest
-/// makes requests about as fast as a shard takes them: without a bound, the first of them would
-/// wait for the last, and the guest would sleep meanwhile.
-const STAGED: u32 = 8;
+/// The most orders that a vring, or the queues of a controller, give a policy that stages before the
+/// policy lets some go. A guest makes requests about as fast as a shard takes them: without a
+/// bound, the first of them would wait for the last, and the guest would sleep meanwhile.
+pub(in crate::front) const STAGED: u32 = 8;
 
 /// When a shard polls the rings of its guests instead of sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -120,7 +120,11 @@ impl ControlThread<'_> {
     ) -> Result<(), ServerError> {
         let (guests, controllers) =
             (&before.state.guest_directories, &before.state.controller_directories);
-        let controllers = controllers.iter().cloned().map(Listen::VfioUser);
+        let listen_at = match self.server.whole {
+            Some(_) => Listen::VfioUserDevice,
+            None => Listen::VfioUser,
+        };
+        let controllers = controllers.iter().cloned().map(listen_at);
         self.guest_directories =
             guests.iter().cloned().map(Listen::VhostUser).chain(controllers).collect();
         for LeftDoor { at, role, fd, is_inherited, .. } in before.state.doors.clone() {

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use fairq_device::QueueIndex;
 
-use super::guest_ring::Fault;
+use super::guest_ring::{Fault, Which};
 use super::{QueueGroup, State};
 use crate::front::guest_memory::{Outside, word};
 
@@ -47,7 +47,8 @@ impl QueueGroup {
             let id = self.active[place];
             let tail = self.tail(id)?;
             let Some(sq) = self.sqs[usize::from(id)].as_mut() else { continue };
-            sq.ring.held += sq.ring.see(tail);
+            let new = sq.ring.see(tail);
+            sq.ring.held += new.ok_or(Fault::Doorbell(Which::Submission(id), tail))?;
             if sq.ring.held > 0 {
                 self.admit(id)?;
             }
@@ -80,7 +81,9 @@ impl QueueGroup {
         for pass in 0..2 {
             let head = self.head(cqid)?;
             let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else { break };
-            cq.ring.see(head);
+            if !cq.ring.see(head) {
+                return Err(Fault::Doorbell(Which::Completion(cqid), head));
+            }
             granted += cq.ring.reserve(held - granted);
             if granted == held || pass > 0 {
                 break;
@@ -174,6 +177,11 @@ impl QueueGroup {
         !self.to_submit.is_empty() || self.is_full() || self.has_all()
     }
 
+    /// Whether its last turn was cut short, so that it needs another one, and no event brings that.
+    pub fn is_cut_short(&self) -> bool {
+        self.is_cut_short
+    }
+
     /// Whether it has as many commands as it may.
     pub(super) fn has_all(&self) -> bool {
         self.free.is_empty() || self.commands.len() - self.free.len() >= self.window
@@ -186,6 +194,7 @@ impl QueueGroup {
     /// Whether it has orders to submit and does not wait for its turn yet; it does then.
     #[inline]
     pub fn wants_turn(&mut self) -> bool {
+        self.is_cut_short = false;
         let has_some = !self.is_full() && (!self.to_submit.is_empty() || self.has_news());
         self.is_napping &= !has_some;
         has_some && !std::mem::replace(&mut self.has_turn, true)

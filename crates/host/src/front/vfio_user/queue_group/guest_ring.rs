@@ -1,5 +1,6 @@
 //! The memory of a queue.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
@@ -13,8 +14,26 @@ use crate::front::guest_memory::{Guest, Outside, read16};
 pub(in crate::front::vfio_user) enum Fault {
     #[error("a queue: {0}")]
     Queue(#[from] Outside),
+    #[error("the doorbell of {0} has a value that it cannot have ({1})")]
+    Doorbell(Which, u32),
     #[error("the file of a region of memory has become shorter")]
     Shrunk,
+}
+
+/// A queue of a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::front::vfio_user) enum Which {
+    Submission(u16),
+    Completion(u16),
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Which::Submission(id) => write!(f, "submission queue {id}"),
+            Which::Completion(id) => write!(f, "completion queue {id}"),
+        }
+    }
 }
 
 /// The memory of a queue: an address of the guest, and the number of entries.

@@ -17,8 +17,8 @@
 //! until the device has returned the guest's memory.
 //!
 //! **Bounds.** A group has [`QUEUE_TAGS`] orders, and as many commands, for each of its submission
-//! queues, and at most 32 commands under weighted round robin. A command has at most 1 MiB of data,
-//! in at most 513 stretches.
+//! queues, and at most as many commands as its window. A command has at most 1 MiB of data, in at
+//! most 513 stretches.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -43,19 +43,13 @@ use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
 use buffered::Buffer;
-use guest_ring::Fault;
-
 pub(super) use endings::signal;
-pub(super) use guest_ring::GuestRing;
+pub(super) use guest_ring::{Fault, GuestRing, Which};
 
 mod buffered;
 mod doorbells;
 mod endings;
 mod guest_ring;
-
-/// The most commands that are fetched and not completed under weighted round robin. The others wait
-/// in their queues, where the arbiter decides.
-const WINDOW: usize = 32;
 
 /// A completion queue to serve.
 pub struct NewCq {
@@ -84,6 +78,8 @@ pub struct NewGroup {
     pub(super) guest: Arc<Guest>,
     pub(super) shadow: Option<[u64; 2]>,
     pub(super) mechanism: Mechanism,
+    /// The most commands that it has fetched and not completed.
+    pub(super) window: usize,
     pub(super) arbitration: Arbitration,
 }
 
@@ -195,7 +191,6 @@ pub struct QueueGroup {
     /// The identifiers of its submission queues.
     active: Vec<u16>,
     arbiter: Arbiter,
-    /// The most commands at a time.
     window: usize,
     commands: Vec<Command>,
     free: Vec<u16>,
@@ -210,6 +205,7 @@ pub struct QueueGroup {
     parts: Vec<Memory>,
     state: State,
     has_turn: bool,
+    is_cut_short: bool,
     is_awake: bool,
     /// It has slept, and no command has come.
     is_napping: bool,
@@ -241,10 +237,7 @@ impl QueueGroup {
             cqs: (0..=QUEUES).map(|_| None).collect(),
             active: Vec::with_capacity(QUEUES),
             arbiter: Arbiter::new(new.mechanism, QUEUES + 1, new.arbitration),
-            window: match new.mechanism {
-                Mechanism::RoundRobin => usize::MAX,
-                Mechanism::Weighted => WINDOW,
-            },
+            window: new.window,
             commands: Vec::new(),
             free: Vec::new(),
             orders: 0,
@@ -256,6 +249,7 @@ impl QueueGroup {
             parts: Vec::new(),
             state: State::Open,
             has_turn: false,
+            is_cut_short: false,
             is_awake: false,
             is_napping: false,
             is_crowded: false,
@@ -389,8 +383,9 @@ impl QueueGroup {
             }
             given += u32::from(self.submit(now_ns, ring, path));
         }
-        self.has_turn = has_more;
-        (given, has_more)
+        self.has_turn = has_more && P::IS_DIRECT;
+        self.is_cut_short = given == most && !P::IS_DIRECT;
+        (given, self.has_turn)
     }
 
     /// Whether `to_submit` has a command that may go on; fetches the next one if not.

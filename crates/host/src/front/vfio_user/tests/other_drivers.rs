@@ -1,10 +1,10 @@
 //! Drivers in user space: clients that map the doorbells, and the commands that their test suites
 //! send.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::*;
+use crate::front::vfio_user::framing;
 
 impl Client {
     /// Begins as a client that knows no capabilities, and maps the doorbells of BAR 0.
@@ -15,7 +15,7 @@ impl Client {
         self.send(command::GET_REGION_INFO, 0, &ask, &[]);
         let (mut reply, mut files) = ([0; 80], Vec::new());
         let length = socket::receive(&self.0, &mut reply, &mut files, 1).unwrap();
-        let words: Vec<u32> = (0..20).map(|at| super::framing::word(&reply, 4 * at)).collect();
+        let words: Vec<u32> = (0..20).map(|at| framing::word(&reply, 4 * at)).collect();
         assert_eq!((length, words[1], words[2]), (80, 80, 1));
         assert_eq!(
             words[4..],
