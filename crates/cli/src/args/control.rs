@@ -250,8 +250,7 @@ pub(crate) enum CtlCommand {
     ///
     /// The server's process executes the program, which goes on with all connections, data and
     /// settings. It is first run beside the server, to see whether it can: if not, nothing changes.
-    /// Connections with TLS end, and their clients connect again. The server refuses while a guest
-    /// has attached an NVMe controller (vfio-user).
+    /// Connections with TLS end, and their clients connect again.
     ///
     /// Examples: `fairq ctl upgrade` after a package was installed; `fairq ctl upgrade
     /// /opt/fairq-0.2.0/bin/fairq`; the same with the old path goes back.

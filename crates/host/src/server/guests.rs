@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::front::attach::{Attachment, Disk, Exhausted};
+use crate::front::vfio_user::left_controller::LeftController;
 use crate::front::vhost::left::LeftSession;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
@@ -402,17 +403,40 @@ impl ControlThread<'_> {
         guest: &LeftSession,
         open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VhostUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_guests.clone());
+        self.server.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// The same for a controller.
+    pub(super) fn resume_controller(
+        &mut self,
+        name: &str,
+        controller: LeftController,
+        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VfioUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_queues.clone());
+        self.server.controllers.resume(controller, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// The disk of a guest of the previous program, and the guest's place at one of its sockets.
+    fn disk_again(
+        &self,
+        wanted: AttachmentKind,
+        name: &str,
+    ) -> io::Result<(Disk, Arc<Attachment>)> {
         let tenants = self.server.tenants();
         let member = tenants.find(name);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
         // Several sockets of a tenant are alike: which of them the guest has used does not matter.
         let paths = paths(&self.guest_directories, &member.tenant);
-        let paths = paths.iter().filter(|(kind, _)| *kind == AttachmentKind::VhostUser);
+        let paths = paths.iter().filter(|(kind, _)| *kind == wanted);
         let mut sockets = paths.filter_map(|(_, path)| self.guests.get(path));
         let free = sockets.find(|socket| socket.attached.guest().is_none());
         let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
         let attachment = self.server.attachment(member, &attached)?;
-        self.server.resume_session(member, guest, open, attachment)
+        Ok((self.server.disk(member), attachment))
     }
 }
 
@@ -514,17 +538,5 @@ impl Server {
             preferred: self.preferred,
             whole: self.whole,
         }
-    }
-
-    fn resume_session(
-        &self,
-        member: &Member,
-        guest: &LeftSession,
-        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
-        attachment: Arc<Attachment>,
-    ) -> io::Result<()> {
-        let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        let disk = self.disk(member);
-        self.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 }

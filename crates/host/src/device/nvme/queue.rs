@@ -15,6 +15,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::device::nvme::spec::{CQE, Cqe, SQE, Sqe};
 
 /// The entries of a submission queue.
@@ -194,6 +196,7 @@ fn distance(from: u32, to: u32, size: u32) -> u32 {
 }
 
 /// The controller's end of a submission queue.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SqHead<E = SqEntries> {
     pub(crate) entries: E,
     head: u16,
@@ -225,6 +228,15 @@ impl<E: Entries> SqHead<E> {
         }
         self.tail = tail as u16;
         Some(new)
+    }
+
+    /// The same queue for another arbiter, which has none of its commands.
+    pub(crate) fn left(&self) -> SqHead<E>
+    where
+        E: Copy,
+    {
+        let [head, tail, size] = [self.head, self.tail, self.entries.size()].map(u32::from);
+        SqHead { held: distance(head, tail, size), entries: self.entries, ..*self }
     }
 
     /// The tail that was last seen.
@@ -267,6 +279,7 @@ impl SqHead {
 }
 
 /// The controller's end of a completion queue.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CqTail<E = CqEntries> {
     pub(crate) entries: E,
     tail: u16,
@@ -305,6 +318,14 @@ impl<E: Entries> CqTail<E> {
         let granted = wanted.min(u32::from(self.entries.size() - 1 - self.reserved));
         self.reserved += granted as u16;
         granted
+    }
+
+    /// The same queue with this number of promised entries.
+    pub(crate) fn left(&self, promised: u32) -> CqTail<E>
+    where
+        E: Copy,
+    {
+        CqTail { reserved: self.filled + promised as u16, entries: self.entries, ..*self }
     }
 
     /// Takes promises back.

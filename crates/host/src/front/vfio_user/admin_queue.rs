@@ -12,10 +12,10 @@
 //!
 //! **Bounds.** A guest that fills its admin queue without end keeps its own session's thread busy.
 
-use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{Arbitration, Mechanism};
 
 use crate::device::nvme::identify::{self, About, oncs};
+use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
 use crate::front::vfio_user::controller_state::{
@@ -262,23 +262,27 @@ impl Session {
         if vector >= VECTORS {
             return Err(Status::INVALID_VECTOR);
         }
-        let shard = match (queue.mechanism, self.whole) {
-            (Mechanism::RoundRobin, None) => (self.home() + usize::from(id)) % self.shards,
+        self.bridge.ring(2 * usize::from(id) + 1, 0);
+        self.add_cq(queue, id, CqTail::new(ring, interrupts.then_some(vector)));
+        Ok(())
+    }
+
+    /// Has a completion queue served.
+    pub(super) fn add_cq(&self, queue: &mut AdminQueue, id: u16, ring: CqTail<GuestRing>) {
+        let shard = match (queue.is_weighted, self.whole) {
+            (false, None) => (self.home() + usize::from(id)) % self.shards,
             _ => self.home(),
         };
-        let window = match (queue.mechanism, self.whole) {
+        let window = match (queue.is_weighted, self.whole) {
             (_, Some(whole)) => whole.window.into(),
-            (Mechanism::Weighted, None) => WINDOW,
-            (Mechanism::RoundRobin, None) => usize::MAX,
+            (true, None) => WINDOW,
+            (false, None) => usize::MAX,
         };
-        self.bridge.ring(2 * usize::from(id) + 1, 0);
-        let call = self.vectors.get(usize::from(vector)).cloned().flatten();
-        let cq = || NewCq {
-            id,
-            ring,
-            vector: interrupts.then_some(vector),
-            call: call.clone().filter(|_| interrupts),
-        };
+        let Some(place) = queue.cqs.get_mut(usize::from(id)) else { return };
+        *place = Some(CqPlace { shard, users: 0, size: ring.entries.size });
+        queue.has_queues = true;
+        let vector = ring.vector.map(usize::from);
+        let call = vector.and_then(|vector| self.vectors.get(vector).cloned().flatten());
         // The size does not change between here and the message.
         let size = self.bridge.size();
         let mut volume = self.volume.clone();
@@ -290,17 +294,15 @@ impl Session {
             volume,
             guest: self.guest.clone(),
             shadow: queue.shadow,
-            mechanism: queue.mechanism,
+            mechanism: if queue.is_weighted { Mechanism::Weighted } else { Mechanism::RoundRobin },
             window,
-            arbitration: queue.arbitration,
+            arbitration: Arbitration::from_cdw11(queue.arbitration),
         };
         let (reply, done) = std::sync::mpsc::channel();
-        (self.send)(shard, Message::AddCq { group: Box::new(group), cq: cq(), reply });
+        let cq = NewCq { id, ring, call };
+        (self.send)(shard, Message::AddCq { group: Box::new(group), cq, reply });
         drop(size);
         let _ = done.recv();
-        queue.cqs[usize::from(id)] = Some(CqPlace { shard, users: 0, size: ring.size });
-        queue.has_queues = true;
-        Ok(())
     }
 
     fn create_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
@@ -315,14 +317,20 @@ impl Session {
             Status::INTERNAL
         })?;
         self.bridge.ring(2 * usize::from(id), 0);
-        let class = class_of_qprio(sqe.cdw11 >> 1);
-        let sq = NewSq { id, ring, cqid, class, place };
-        cq.users += 1;
-        let shard = cq.shard;
-        queue.sqs[usize::from(id)] = Some(SqPlace { cqid, size: ring.size });
-        let session = self.number;
-        self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
+        let (ring, qprio, begun) = (SqHead::new(ring, cqid), sqe.cdw11 >> 1 & 3, Vec::new());
+        self.add_sq(queue, NewSq { id, ring, qprio, begun, place });
         Ok(())
+    }
+
+    /// Has a submission queue served, whose completion queue is.
+    pub(super) fn add_sq(&self, queue: &mut AdminQueue, sq: NewSq) {
+        let (id, cqid, size) = (usize::from(sq.id), sq.ring.cqid, sq.ring.entries.size);
+        let cq = queue.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut);
+        let (Some(cq), Some(place)) = (cq, queue.sqs.get_mut(id)) else { return };
+        cq.users += 1;
+        *place = Some(SqPlace { cqid, size });
+        let (session, shard) = (self.number, cq.shard);
+        self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
     }
 
     fn delete_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
@@ -395,8 +403,8 @@ impl Session {
         }
         match sqe.cdw10 as u8 {
             feature::ARBITRATION => {
-                queue.arbitration = Arbitration::from_cdw11(value);
-                let (session, arbitration) = (self.number, queue.arbitration);
+                let (session, arbitration) = (self.number, Arbitration::from_cdw11(value));
+                queue.arbitration = arbitration.cdw11();
                 self.on_all(|reply| Message::Arbitration { session, arbitration, reply });
             }
             // There is one power state.
@@ -424,12 +432,12 @@ impl Session {
             }
             feature::INTERRUPT_COALESCING => queue.coalescing = value & 0xffff,
             feature::INTERRUPT_VECTOR => {
-                let (vector, is_uncoalesced) = (value & 0xffff, value >> 16 & 1);
-                if vector >= u32::from(VECTORS) {
+                let (vector, is_uncoalesced) = (value as u16, value >> 16 & 1 != 0);
+                if vector >= VECTORS {
                     return Err(Status::INVALID_FIELD);
                 }
-                let bits = queue.uncoalesced & !(1 << vector);
-                queue.uncoalesced = bits | u128::from(is_uncoalesced) << vector;
+                queue.uncoalesced.retain(|&other| other != vector);
+                queue.uncoalesced.extend(is_uncoalesced.then_some(vector));
             }
             feature::WRITE_ATOMICITY => queue.atomicity = value & 1,
             feature::ASYNC_EVENTS => queue.async_events = value,
@@ -451,7 +459,7 @@ impl Session {
     fn get_feature(&self, queue: &AdminQueue, sqe: &Sqe) -> Result<u32, Status> {
         let (id, select, argument) = (sqe.cdw10 as u8, sqe.cdw10 >> 8 & 7, sqe.cdw11);
         let (current, default) = match id {
-            feature::ARBITRATION => (queue.arbitration.cdw11(), Arbitration::RESET.cdw11()),
+            feature::ARBITRATION => (queue.arbitration, Arbitration::RESET.cdw11()),
             feature::POWER_MANAGEMENT => (0, 0),
             feature::TEMPERATURE_THRESHOLD => {
                 let kind = (argument >> 20 & 3) as usize;
@@ -467,12 +475,12 @@ impl Session {
             }
             feature::INTERRUPT_COALESCING => (queue.coalescing, 0),
             feature::INTERRUPT_VECTOR => {
-                let vector = argument & 0xffff;
-                if vector >= u32::from(VECTORS) {
+                let vector = argument as u16;
+                if vector >= VECTORS {
                     return Err(Status::INVALID_FIELD);
                 }
-                let is_uncoalesced = (queue.uncoalesced >> vector & 1) as u32;
-                (is_uncoalesced << 16 | vector, vector)
+                let is_uncoalesced = queue.uncoalesced.contains(&vector);
+                (u32::from(is_uncoalesced) << 16 | u32::from(vector), vector.into())
             }
             feature::WRITE_ATOMICITY => (queue.atomicity, 0),
             feature::ASYNC_EVENTS => (queue.async_events, 0),

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairq_core::{FlowId, Op};
+use serde::{Deserialize, Serialize};
 
 use crate::device::nvme::identify::{Counters, ERRORS, Error};
 use crate::device::nvme::spec::{PAGE, Status, register};
@@ -48,6 +50,17 @@ pub struct Bridge {
     errors: Mutex<Errors>,
 }
 
+/// The state between two programs.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftBridge {
+    pub(super) has_failed: bool,
+    pub(super) has_resized: bool,
+    pub(super) caches_writes: bool,
+    pub(super) is_mapped: bool,
+    /// Reads, writes, bytes of each, errors.
+    pub(super) counts: [u64; 5],
+}
+
 #[derive(Default)]
 struct OfShard {
     /// The shard reads no doorbell before it is kicked.
@@ -66,8 +79,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A file with a page of doorbells, all of them 0.
+pub(super) fn doorbells() -> io::Result<File> {
+    guest_memory::sealed("vfio-user-doorbells", u64::from(register::DOORBELLS) + PAGE)
+}
+
 impl Bridge {
-    /// The state of a new session.
+    /// The state of a new session. `page` is the file of its doorbells.
     pub(super) fn new(
         name: String,
         flow: FlowId,
@@ -75,10 +93,9 @@ impl Bridge {
         bell: OwnedFd,
         size: u64,
         shards: usize,
+        page: File,
     ) -> Result<Bridge, MapError> {
-        let offset = register::DOORBELLS.into();
-        let page = guest_memory::sealed("vfio-user-doorbells", offset + PAGE)?;
-        let plan = Plan { guest: 0, size: PAGE, user: 0, offset };
+        let plan = Plan { guest: 0, size: PAGE, user: 0, offset: register::DOORBELLS.into() };
         Ok(Bridge {
             name,
             flow,
@@ -156,6 +173,31 @@ impl Bridge {
     pub(super) fn take_resized(&self) -> bool {
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         self.has_resized.swap(false, Ordering::Relaxed)
+    }
+
+    /// The state for the next program.
+    pub(super) fn left(&self) -> LeftBridge {
+        let Counters { reads, writes, bytes_read, bytes_written, errors } = self.counters();
+        LeftBridge {
+            has_failed: self.has_failed(),
+            has_resized: self.has_resized.load(Ordering::Relaxed),
+            caches_writes: self.caches_writes(),
+            is_mapped: self.is_mapped(),
+            counts: [reads, writes, bytes_read, bytes_written, errors],
+        }
+    }
+
+    /// Goes on with the state of the last program, whose log of errors is not kept.
+    pub(super) fn go_on(&self, left: &LeftBridge) {
+        self.has_failed.store(left.has_failed, Ordering::Relaxed);
+        self.set_cache(left.caches_writes);
+        if left.has_resized {
+            self.resized();
+        }
+        self.is_mapped.store(left.is_mapped, Ordering::Relaxed);
+        let counts = [&self.reads, &self.writes, &self.bytes_read, &self.bytes_written];
+        counts.iter().zip(left.counts).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        lock(&self.errors).count = left.counts[4];
     }
 
     // Doorbells.

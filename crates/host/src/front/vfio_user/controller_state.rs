@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairq_device::{Arbitration, Mechanism};
+use fairq_device::Arbitration;
+use serde::{Deserialize, Serialize};
 
 use crate::device::ControllerLimits;
 use crate::device::nvme::queue::{CqTail, SqHead};
@@ -65,7 +66,7 @@ pub(super) struct Session {
 }
 
 /// The registers that a guest writes.
-#[derive(Default)]
+#[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Registers {
     pub(super) interrupt_mask: u32,
     pub(super) cc: u32,
@@ -75,7 +76,7 @@ pub(super) struct Registers {
 }
 
 /// A completion queue that the guest has created.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct CqPlace {
     pub(super) shard: usize,
     /// Its submission queues.
@@ -84,63 +85,73 @@ pub(super) struct CqPlace {
 }
 
 /// A submission queue that the guest has created.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct SqPlace {
     pub(super) cqid: u16,
     pub(super) size: u16,
 }
 
 /// The admin queue of an enabled controller, and the properties that its commands have set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct AdminQueue {
     pub(super) sq: SqHead<GuestRing>,
     pub(super) cq: CqTail<GuestRing>,
     pub(super) has_posted: bool,
-    pub(super) mechanism: Mechanism,
+    /// Whether the guest has chosen weighted round robin.
+    pub(super) is_weighted: bool,
     /// I/O queues of each kind that there may be.
     pub(super) most: u16,
-    pub(super) cqs: [Option<CqPlace>; QUEUES + 1],
-    pub(super) sqs: [Option<SqPlace>; QUEUES + 1],
+    /// I/O queues, which the next program creates anew.
+    #[serde(skip, default = "no_queues")]
+    pub(super) cqs: Vec<Option<CqPlace>>,
+    #[serde(skip, default = "no_queues")]
+    pub(super) sqs: Vec<Option<SqPlace>>,
     /// I/O queues of each kind that may be created, and whether any has been.
     pub(super) granted: u16,
     pub(super) has_queues: bool,
     pub(super) shadow: Option<[u64; 2]>,
-    pub(super) arbitration: Arbitration,
-    /// CDW11 of other features, as they were set.
+    /// CDW11 of features, as they were set.
+    pub(super) arbitration: u32,
     pub(super) error_recovery: u32,
     pub(super) thresholds: [u16; 2],
     pub(super) coalescing: u32,
-    pub(super) uncoalesced: u128,
+    /// The vectors that are not coalesced.
+    pub(super) uncoalesced: Vec<u16>,
     pub(super) atomicity: u32,
     pub(super) async_events: u32,
     /// The data of Host Behavior Support, none of which changes anything here.
-    pub(super) host_behavior: [u8; HOST_BEHAVIOR],
+    pub(super) host_behavior: Vec<u8>,
     pub(super) event_requests: Vec<u16>,
     /// The namespace has changed, which the guest has not read yet; and its event has been sent.
     pub(super) has_changed: bool,
     pub(super) is_notified: bool,
 }
 
+fn no_queues<T: Clone>() -> Vec<Option<T>> {
+    vec![None; QUEUES + 1]
+}
+
 impl AdminQueue {
-    pub(super) fn new(sq: GuestRing, cq: GuestRing, mechanism: Mechanism, most: u16) -> AdminQueue {
+    pub(super) fn new(sq: GuestRing, cq: GuestRing, is_weighted: bool, most: u16) -> AdminQueue {
         AdminQueue {
             sq: SqHead::new(sq, 0),
             cq: CqTail::new(cq, Some(0)),
             has_posted: false,
-            mechanism,
+            is_weighted,
             most,
-            cqs: [None; QUEUES + 1],
-            sqs: [None; QUEUES + 1],
+            cqs: no_queues(),
+            sqs: no_queues(),
             granted: most,
             has_queues: false,
             shadow: None,
-            arbitration: Arbitration::RESET,
+            arbitration: Arbitration::RESET.cdw11(),
             error_recovery: 0,
             thresholds: [WARNING, 0],
             coalescing: 0,
-            uncoalesced: 0,
+            uncoalesced: Vec::new(),
             atomicity: 0,
             async_events: 0,
-            host_behavior: [0; HOST_BEHAVIOR],
+            host_behavior: vec![0; HOST_BEHAVIOR],
             event_requests: Vec::with_capacity(EVENT_REQUESTS),
             has_changed: false,
             is_notified: false,

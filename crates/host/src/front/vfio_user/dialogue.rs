@@ -115,7 +115,7 @@ pub(super) fn run(bridge: &Bridge, session: &Mutex<Session>) {
 }
 
 fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
-    let (mut nap, mut naps) = (FIRST_NAP, false);
+    let (mut nap, mut naps) = (FIRST_NAP, bridge.is_mapped());
     loop {
         let timeout = Timespec::try_from(nap).ok().filter(|_| naps);
         let [socket, bell] = {

@@ -5,8 +5,6 @@
 //! (`CSTS.CFS`) if its configuration makes no sense or if its guest breaks a rule of its queues,
 //! until it is disabled.
 
-use fairq_device::Mechanism;
-
 use crate::device::nvme::spec::{
     CAP_WRR, CC_ENABLE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, PAGE, register,
 };
@@ -116,9 +114,9 @@ impl Session {
     fn enable(&mut self) {
         let Registers { cc, aqa, asq, acq, .. } = self.registers;
         self.bridge.reset();
-        let mechanism = match cc >> 11 & 7 {
-            0 => Some(Mechanism::RoundRobin),
-            1 if self.has_wrr() => Some(Mechanism::Weighted),
+        let is_weighted = match cc >> 11 & 7 {
+            0 => Some(false),
+            1 if self.has_wrr() => Some(true),
             _ => None,
         };
         let is_supported = cc >> 4 & 7 == 0 && cc >> 7 & 0xf == 0;
@@ -126,10 +124,10 @@ impl Session {
             .map(|(address, size)| GuestRing { address, size: (size & 0xfff) as u16 + 1 });
         let are_queues =
             [sq, cq].iter().all(|ring| ring.size >= 2 && ring.address.is_multiple_of(PAGE));
-        match mechanism {
-            Some(mechanism) if is_supported && are_queues => {
+        match is_weighted {
+            Some(is_weighted) if is_supported && are_queues => {
                 let most = self.whole.map_or(QUEUES as u16, |whole| whole.queues);
-                self.admin = Some(AdminQueue::new(sq, cq, mechanism, most));
+                self.admin = Some(AdminQueue::new(sq, cq, is_weighted, most));
             }
             _ => self.bridge.fail(),
         }

@@ -66,6 +66,11 @@ impl PciConfig {
         self.writable[at..at + bits.len()].copy_from_slice(bits);
     }
 
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The bytes from `at` on.
     pub fn read(&self, at: usize, length: usize) -> Option<&[u8]> {
         self.bytes.get(at..at.checked_add(length)?)

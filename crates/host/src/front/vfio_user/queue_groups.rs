@@ -15,7 +15,9 @@ use fairq_device::Arbitration;
 
 use crate::device::Device;
 use crate::front::guest_memory::Guest;
-use crate::front::vfio_user::queue_group::{NewCq, NewGroup, NewSq, QueueGroup, signal};
+use crate::front::vfio_user::queue_group::{
+    LeftQueues, NewCq, NewGroup, NewSq, QueueGroup, signal,
+};
 use crate::front::vhost::vrings::{Poll, STAGED};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
@@ -101,6 +103,13 @@ pub enum Message {
         call: Option<Arc<OwnedFd>>,
         /// Dropped at the end.
         reply: Sender<()>,
+    },
+    /// Send the state of the session's queues for the next program; the shard stands still.
+    Leave {
+        /// The session.
+        session: u32,
+        /// Gets the state, if there are queues.
+        reply: Sender<LeftQueues>,
     },
     /// A doorbell was rung while the session's group slept.
     Kick {
@@ -308,6 +317,11 @@ impl Front for VfioUserFront {
             Message::Vector { session, vector, call, reply: _reply } => {
                 if let Some(group) = self.of(session) {
                     group.set_vector(ring, vector, call.as_ref());
+                }
+            }
+            Message::Leave { session, reply } => {
+                if let Some(group) = self.of(session) {
+                    let _ = reply.send(group.left());
                 }
             }
             Message::Kick { session } => self.awake_of(session),

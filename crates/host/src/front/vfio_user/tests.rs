@@ -15,7 +15,7 @@ use fairq_core::{FlowId, Native, Policy, Weight};
 use fairq_device::{Profile, State};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::controllers::Controllers;
+use super::controllers::{Controllers, Send};
 use super::framing::command;
 use super::pci_config::BAR;
 use super::queue_groups::VfioUserFront;
@@ -40,6 +40,7 @@ use crate::shard::{Message, Notice};
 
 mod arbitration;
 mod other_drivers;
+mod resumed;
 
 const DISK: u64 = 8 << 20;
 const MEMORY: u64 = 8 << 20;
@@ -95,6 +96,13 @@ impl Host {
 
     fn connect(&self, read_only: bool) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
+        let (disk, send, place) = self.parts(read_only);
+        self.controllers.spawn(theirs, disk, self.count, send, place).unwrap();
+        ours
+    }
+
+    /// The disk, the way to the shards, and the place of a guest.
+    fn parts(&self, read_only: bool) -> (Disk, Send, Arc<Attachment>) {
         let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, DISK);
         let volume = Volume { tenant, flow, file, base, size, read_only, block: 512 };
         let (name, whole) = ("db".into(), self.whole);
@@ -105,19 +113,21 @@ impl Host {
                 shards.send(shard, Message::Front(message));
             }
         };
-        let place = Attachment::new(self.places.clone());
-        self.controllers.spawn(theirs, disk, self.count, Arc::new(send), place).unwrap();
-        ours
+        (disk, Arc::new(send), Attachment::new(self.places.clone()))
     }
 
     fn boot(&self) -> Machine {
         Machine::boot(self.connect(false), 0)
     }
 
-    fn notify(&self, notice: Notice) {
+    fn send(&self, message: impl Fn() -> Message<AnyDevice, VfioUserFront>) {
         let shards = self.shards.lock().unwrap();
         let shards = shards.as_ref().unwrap();
-        (0..self.count).for_each(|shard| shards.send(shard, Message::Notice(notice)));
+        (0..self.count).for_each(|shard| shards.send(shard, message()));
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.send(|| Message::Notice(notice));
     }
 
     fn stop(&self) {

@@ -21,8 +21,8 @@ use crate::shard::{Front, Notice};
 
 use std::sync::mpsc::Sender;
 
-/// The most orders that a vring, or the queues of a controller, give a policy that stages before the
-/// policy lets some go. A guest makes requests about as fast as a shard takes them: without a
+/// The most orders that a vring, or the queues of a controller, give a policy that stages before
+/// the policy lets some go. A guest makes requests about as fast as a shard takes them: without a
 /// bound, the first of them would wait for the last, and the guest would sleep meanwhile.
 pub(in crate::front) const STAGED: u32 = 8;
 

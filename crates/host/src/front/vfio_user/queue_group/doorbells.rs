@@ -153,6 +153,9 @@ impl QueueGroup {
         if !self.takes_more() {
             return false;
         }
+        if !self.again.is_empty() {
+            return true;
+        }
         if let Err(fault) = self.see() {
             self.fail(fault);
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::device::nvme::queue::Entries;
@@ -37,7 +38,7 @@ impl fmt::Display for Which {
 }
 
 /// The memory of a queue: an address of the guest, and the number of entries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(in crate::front::vfio_user) struct GuestRing {
     pub(in crate::front::vfio_user) address: u64,
     pub(in crate::front::vfio_user) size: u16,

@@ -25,12 +25,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use fairq_core::{Class, FlowId, Op, Port};
+use fairq_core::{FlowId, Op, Port};
+use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{Arbiter, Arbitration, Mechanism, QueueIndex};
+use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::device::nvme::queue::{CqTail, SqHead};
-use crate::device::nvme::spec::{Cqe, LBA_SHIFT, Sqe, Status};
+use crate::device::nvme::spec::{Cqe, LBA_SHIFT, SQE, Sqe, Status};
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::front::guest_memory::{Guest, Outside};
 use crate::front::vfio_user::bridge::{Bridge, QUEUES};
@@ -54,18 +56,19 @@ mod guest_ring;
 /// A completion queue to serve.
 pub struct NewCq {
     pub(super) id: u16,
-    pub(super) ring: GuestRing,
-    /// Its interrupt vector, if it interrupts, and the vector's eventfd.
-    pub(super) vector: Option<u16>,
+    pub(super) ring: CqTail<GuestRing>,
+    /// The eventfd of its vector.
     pub(super) call: Option<Arc<OwnedFd>>,
 }
 
 /// A submission queue to serve.
 pub struct NewSq {
     pub(super) id: u16,
-    pub(super) ring: GuestRing,
-    pub(super) cqid: u16,
-    pub(super) class: Class,
+    pub(super) ring: SqHead<GuestRing>,
+    /// The queue priority.
+    pub(super) qprio: u32,
+    /// The commands that the last program has begun; their completions are promised.
+    pub(super) begun: Vec<Sqe>,
     pub(super) place: QueuePlace,
 }
 
@@ -85,6 +88,7 @@ pub struct NewGroup {
 
 struct Sq {
     ring: SqHead<GuestRing>,
+    qprio: u32,
     /// The session that deletes it waits for this to be dropped.
     deleting: Option<Sender<()>>,
     _place: QueuePlace,
@@ -94,6 +98,28 @@ struct Cq {
     ring: CqTail<GuestRing>,
     call: Option<Arc<OwnedFd>>,
     has_posted: bool,
+}
+
+/// The queues between two programs.
+#[derive(Default, Debug, Serialize, Deserialize)]
+pub struct LeftQueues {
+    pub(super) cqs: Vec<LeftCq>,
+    pub(super) sqs: Vec<LeftSq>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftCq {
+    pub(super) id: u16,
+    pub(super) ring: CqTail<GuestRing>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftSq {
+    pub(super) id: u16,
+    pub(super) ring: SqHead<GuestRing>,
+    pub(super) qprio: u32,
+    /// The entries that were fetched and are not completed.
+    pub(super) begun: Vec<[u64; SQE / 8]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +136,8 @@ struct Command {
     /// It has a place in `to_submit`.
     is_queued: bool,
     sqid: u16,
-    cid: u16,
+    /// Its entry.
+    sqe: Sqe,
     kind: Kind,
     /// Its status, if its orders succeed.
     status: Status,
@@ -138,7 +165,7 @@ impl Command {
             is_busy: false,
             is_queued: false,
             sqid: 0,
-            cid: 0,
+            sqe: Sqe::default(),
             kind: Kind::Plain,
             status: Status::SUCCESS,
             generation: 0,
@@ -195,6 +222,8 @@ pub struct QueueGroup {
     commands: Vec<Command>,
     free: Vec<u16>,
     orders: u32,
+    /// Commands that the last program has begun, with their queues.
+    again: VecDeque<(u16, Sqe)>,
     /// Commands with orders to submit.
     to_submit: VecDeque<u16>,
     buffer: Option<Buffer>,
@@ -241,6 +270,7 @@ impl QueueGroup {
             commands: Vec::new(),
             free: Vec::new(),
             orders: 0,
+            again: VecDeque::new(),
             to_submit: VecDeque::new(),
             buffer: None,
             is_behind: false,
@@ -302,18 +332,19 @@ impl QueueGroup {
 
     /// Adds a completion queue.
     pub fn add_cq(&mut self, new: NewCq) {
-        let NewCq { id, ring, vector, call } = new;
+        let NewCq { id, ring, call } = new;
         if let Some(place) = self.cqs.get_mut(usize::from(id)) {
-            *place = Some(Cq { ring: CqTail::new(ring, vector), call, has_posted: false });
+            *place = Some(Cq { ring, call, has_posted: false });
         }
     }
 
     /// Adds a submission queue, whose completion queue is there.
     pub fn add_sq(&mut self, new: NewSq) {
-        let NewSq { id, ring, cqid, class, place } = new;
+        let NewSq { id, ring, qprio, begun, place } = new;
         let Some(sq) = self.sqs.get_mut(usize::from(id)).filter(|sq| sq.is_none()) else { return };
-        *sq = Some(Sq { ring: SqHead::new(ring, cqid), deleting: None, _place: place });
-        self.arbiter.add(QueueIndex(id), class);
+        *sq = Some(Sq { ring, qprio, deleting: None, _place: place });
+        self.again.extend(begun.into_iter().map(|sqe| (id, sqe)));
+        self.arbiter.add(QueueIndex(id), class_of_qprio(qprio));
         self.active.push(id);
         let first = self.commands.len() as u16;
         let limit = self.active.len() * QUEUE_TAGS;
@@ -348,6 +379,27 @@ impl QueueGroup {
         let Some(place) = self.sqs.get_mut(usize::from(id)) else { return };
         if place.as_ref().is_some_and(|sq| sq.deleting.is_some() && sq.ring.in_flight == 0) {
             *place = None;
+        }
+    }
+
+    /// Its queues for the next program, and the commands that have no completion.
+    pub fn left(&self) -> LeftQueues {
+        let sq = |(id, sq): (u16, &Option<Sq>)| {
+            let Sq { ring, qprio, .. } = sq.as_ref()?;
+            let busy = self.commands.iter().filter(|one| one.is_busy && one.sqid == id);
+            let again = self.again.iter().filter(|(sqid, _)| *sqid == id).map(|(_, sqe)| sqe);
+            let begun = busy.map(|one| &one.sqe).chain(again).map(|sqe| sqe.to_words());
+            Some(LeftSq { id, ring: ring.left(), qprio: *qprio, begun: begun.collect() })
+        };
+        let cq = |(id, cq): (u16, &Option<Cq>)| {
+            let Cq { ring, .. } = cq.as_ref()?;
+            let users = self.sqs.iter().flatten().filter(|sq| sq.ring.cqid == id);
+            let promised = users.map(|sq| sq.ring.in_flight).sum();
+            Some(LeftCq { id, ring: ring.left(promised) })
+        };
+        LeftQueues {
+            cqs: (0..).zip(&self.cqs).filter_map(cq).collect(),
+            sqs: (0..).zip(&self.sqs).filter_map(sq).collect(),
         }
     }
 
@@ -394,7 +446,16 @@ impl QueueGroup {
             self.hang_up();
         }
         while self.to_submit.is_empty() {
-            if self.has_all() || !self.has_news() {
+            if self.has_all() {
+                return false;
+            }
+            if let Some((sqid, sqe)) = self.again.pop_front() {
+                if let Some(place) = self.free.pop() {
+                    self.begin(place, sqid, &sqe);
+                }
+                continue;
+            }
+            if !self.has_news() {
                 return false;
             }
             if let Err(fault) = self.fetch() {
@@ -456,7 +517,7 @@ impl QueueGroup {
             is_busy: true,
             is_queued: false,
             sqid,
-            cid: sqe.cid,
+            sqe: *sqe,
             kind,
             status,
             generation: self.generation,
@@ -580,7 +641,7 @@ impl QueueGroup {
         }
         let command = &mut self.commands[usize::from(place)];
         command.is_busy = false;
-        let (sqid, cid, errno) = (command.sqid, command.cid, command.orders.errno());
+        let (sqid, cid, errno) = (command.sqid, command.sqe.cid, command.orders.errno());
         let (op, length, generation) = (command.op, command.length, command.generation);
         let status = match errno {
             0 => command.status,

@@ -8,7 +8,7 @@ use crate::front::vfio_user::framing;
 
 impl Client {
     /// Begins as a client that knows no capabilities, and maps the doorbells of BAR 0.
-    fn map_doorbells(&mut self) -> Guest {
+    pub(super) fn map_doorbells(&mut self) -> Guest {
         self.call(command::VERSION, &[0; 4], &[]).unwrap();
         let mut ask = [0; 1024];
         ask[..4].copy_from_slice(&1024u32.to_ne_bytes());
