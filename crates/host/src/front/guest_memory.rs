@@ -17,8 +17,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -295,6 +296,26 @@ impl Guest {
         let mut watched = self.regions.iter().filter_map(|region| region.watched.as_ref());
         watched.any(Watched::has_faulted)
     }
+}
+
+/// A new file in memory, filled with zeroes, whose length nobody can change.
+pub fn sealed(name: &str, length: u64) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file: File = rustix::fs::memfd_create(name, flags)?.into();
+    file.set_len(length)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// A word of four bytes at one of the guest's addresses.
+#[inline]
+pub(super) fn word(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
+    let at = guest.range(address, 4)?.cast::<u32>();
+    if !at.is_aligned() {
+        return Err(Outside { address, length: 4 });
+    }
+    // SAFETY: mapped as long as the generation, and aligned; all access is atomic.
+    Ok(unsafe { AtomicU32::from_ptr(at) })
 }
 
 /// Reads 16 bytes as two words in the machine's byte order.

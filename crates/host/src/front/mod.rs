@@ -197,7 +197,7 @@ impl Front for Fronts {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        self.nbd.deadline_ns()
+        [self.nbd.deadline_ns(), self.vfio_user.deadline_ns()].into_iter().flatten().min()
     }
 
     #[inline]

@@ -19,9 +19,11 @@ use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
 use crate::front::vfio_user::controller_state::{
-    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, Session, SqPlace, VECTORS, VERSION, WARNING,
+    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, HOST_BEHAVIOR, Session, SqPlace, VECTORS,
+    VERSION, WARNING,
 };
 use crate::front::vfio_user::decode::{self, MDTS, NSID};
+use crate::front::vfio_user::pci_config::VENDOR;
 use crate::front::vfio_user::queue_group::{Fault, GuestRing, NewCq, NewGroup, NewSq, Which};
 use crate::front::vfio_user::queue_groups::Message;
 
@@ -50,13 +52,16 @@ enum Answer {
 }
 
 impl Session {
-    /// Carries out the admin commands that wait.
-    pub(super) fn administer(&mut self) {
-        let Some(mut queue) = self.admin.take() else { return };
+    /// Carries out the admin commands that wait. True if there were any.
+    pub(super) fn administer(&mut self) -> bool {
+        let Some(mut queue) = self.admin.take() else { return false };
+        let head = queue.sq.head();
         if let Err(fault) = self.carry_out(&mut queue) {
             self.fail(&fault);
         }
+        let has_moved = queue.sq.head() != head;
         self.put_back(queue);
+        has_moved
     }
 
     /// Puts the admin queue back, and interrupts the guest if it has completions.
@@ -179,12 +184,10 @@ impl Session {
         let is_it = sqe.nsid == NSID;
         let nothing = || vec![0; PAGE as usize];
         let bytes = match structure {
-            0x00 | 0x05 if !is_it && sqe.nsid != NSID_ALL => {
-                return Err(Status::INVALID_NAMESPACE);
-            }
+            // Only controllers that create namespaces have data that all namespaces share.
+            0x00 | 0x05 if !is_it => return Err(Status::INVALID_NAMESPACE),
             0x00 => {
-                let size = if is_it { *self.bridge.size() } else { 0 };
-                let mut data = identify::namespace(size, true);
+                let mut data = identify::namespace(*self.bridge.size(), true);
                 identify::prefer(&mut data, self.block, self.preferred, self.volume.read_only);
                 data
             }
@@ -438,6 +441,16 @@ impl Session {
             }
             feature::WRITE_ATOMICITY => queue.atomicity = value & 1,
             feature::ASYNC_EVENTS => queue.async_events = value,
+            // No timer runs (KAS = 0): a client that goes ends its session.
+            feature::KEEP_ALIVE if value != 0 => return Err(Status::INVALID_FIELD),
+            feature::KEEP_ALIVE => {}
+            feature::HOST_BEHAVIOR => {
+                let mut memory = Vec::new();
+                let length = queue.host_behavior.len() as u32;
+                decode::translate(sqe, length, &self.guest, &mut memory)?;
+                // SAFETY: the memory was translated with the present generation, which is mapped.
+                unsafe { guest_memory::read(&memory, 0, &mut queue.host_behavior) };
+            }
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(0)
@@ -471,6 +484,15 @@ impl Session {
             }
             feature::WRITE_ATOMICITY => (queue.atomicity, 0),
             feature::ASYNC_EVENTS => (queue.async_events, 0),
+            feature::KEEP_ALIVE => (0, 0),
+            feature::HOST_BEHAVIOR => {
+                if select == 0 {
+                    self.give(sqe, &queue.host_behavior)?;
+                } else if select < 3 {
+                    self.give(sqe, &[0; HOST_BEHAVIOR])?;
+                }
+                (0, 0)
+            }
             _ => return Err(Status::INVALID_FIELD),
         };
         let is_changeable = 1 << 2;
@@ -529,6 +551,8 @@ fn about<'a>(serial: &'a str, name: &'a str) -> About<'a> {
         admin_commands: DOORBELL_BUFFER,
         commands: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY,
         has_cache: true,
+        vendor: VENDOR,
+        has_effects_log: true,
     }
 }
 

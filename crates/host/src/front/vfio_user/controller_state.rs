@@ -27,6 +27,9 @@ pub(super) const EVENT_REQUESTS: usize = 4;
 /// The warning threshold of the temperature, in kelvin.
 pub(super) const WARNING: u16 = 350;
 
+/// Bytes of the data of Host Behavior Support.
+pub(super) const HOST_BEHAVIOR: usize = 512;
+
 /// Sends a message to the front end of a shard.
 pub type Send = Arc<dyn Fn(usize, Message) + std::marker::Send + Sync>;
 
@@ -47,6 +50,8 @@ pub(super) struct Session {
     pub(super) attachment: Arc<Attachment>,
     /// The protocol's version is agreed.
     pub(super) is_open: bool,
+    /// The client gets the page of doorbells with the description of BAR 0.
+    pub(super) offers_page: bool,
     pub(super) guest: Arc<Guest>,
     /// Regions of memory that cannot be reached: address and size.
     pub(super) blind: Vec<(u64, u64)>,
@@ -114,6 +119,8 @@ pub(super) struct AdminQueue {
     pub(super) uncoalesced: Vec<u16>,
     pub(super) atomicity: u32,
     pub(super) async_events: u32,
+    /// The data of Host Behavior Support, none of which changes anything here.
+    pub(super) host_behavior: Vec<u8>,
     pub(super) event_requests: Vec<u16>,
     /// The namespace has changed, which the guest has not read yet; and its event has been sent.
     pub(super) has_changed: bool,
@@ -144,6 +151,7 @@ impl AdminQueue {
             uncoalesced: Vec::new(),
             atomicity: 0,
             async_events: 0,
+            host_behavior: vec![0; HOST_BEHAVIOR],
             event_requests: Vec::with_capacity(EVENT_REQUESTS),
             has_changed: false,
             is_notified: false,

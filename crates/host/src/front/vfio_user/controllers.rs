@@ -1,6 +1,7 @@
 //! The controllers of a server: started when a client connects, and reached by the flows of their
 //! tenants.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use fairq_core::FlowId;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::front::attach::{Attachment, Disk};
-use crate::front::vfio_user::bridge::Bridge;
+use crate::front::vfio_user::bridge::{Bridge, doorbells};
 use crate::front::vfio_user::controller_state::{Registers, Session, VECTORS, lock};
 use crate::front::vfio_user::dialogue::run;
 use crate::front::vfio_user::left_controller::LeftController;
@@ -51,7 +52,7 @@ impl Controllers {
         send: Send,
         attachment: Arc<Attachment>,
     ) -> io::Result<JoinHandle<()>> {
-        let session = self.session(stream, disk, shards, send, attachment)?;
+        let session = self.session(stream, doorbells()?, disk, shards, send, attachment)?;
         self.run(session)
     }
 
@@ -66,7 +67,8 @@ impl Controllers {
         attachment: Arc<Attachment>,
     ) -> io::Result<JoinHandle<()>> {
         let stream = UnixStream::from(open(left.stream())?);
-        let mut session = self.session(stream, disk, shards, send, attachment)?;
+        let page = open(left.page())?.into();
+        let mut session = self.session(stream, page, disk, shards, send, attachment)?;
         session.go_on(left, open)?;
         self.run(session)
     }
@@ -74,6 +76,7 @@ impl Controllers {
     fn session(
         &self,
         stream: UnixStream,
+        page: File,
         disk: Disk,
         shards: usize,
         send: Send,
@@ -82,7 +85,8 @@ impl Controllers {
         let Disk { name, volume, block, preferred, whole } = disk;
         let shards = shards.max(1);
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let bridge = Bridge::new(name, volume.flow, stream, bell, volume.size, shards);
+        let bridge = Bridge::new(name, volume.flow, stream, bell, volume.size, shards, page)
+            .map_err(io::Error::other)?;
         Ok(Session {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             bridge: Arc::new(bridge),
@@ -94,6 +98,7 @@ impl Controllers {
             send,
             attachment,
             is_open: false,
+            offers_page: false,
             guest: Arc::default(),
             blind: Vec::new(),
             config: PciConfig::new(VECTORS),

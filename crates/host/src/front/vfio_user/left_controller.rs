@@ -26,7 +26,10 @@ pub struct LeftController {
     /// The number of its tenant.
     pub tenant: u16,
     stream: RawFd,
+    /// The file of the doorbells, which a client may have mapped.
+    page: RawFd,
     is_open: bool,
+    offers_page: bool,
     memory: Vec<(Plan, RawFd)>,
     blind: Vec<(u64, u64)>,
     config: Vec<u8>,
@@ -43,12 +46,17 @@ impl LeftController {
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let memory = self.memory.iter().map(|&(_, fd)| fd);
         let vectors = self.vectors.iter().map(|&(_, fd)| fd);
-        [self.stream].into_iter().chain(memory).chain(vectors)
+        [self.stream, self.page].into_iter().chain(memory).chain(vectors)
     }
 
     /// Its client's socket.
     pub(super) fn stream(&self) -> RawFd {
         self.stream
+    }
+
+    /// The file of its doorbells.
+    pub(super) fn page(&self) -> RawFd {
+        self.page
     }
 }
 
@@ -71,7 +79,9 @@ impl Session {
         LeftController {
             tenant: self.volume.tenant,
             stream: self.bridge.stream.as_raw_fd(),
+            page: self.bridge.page.as_raw_fd(),
             is_open: self.is_open,
+            offers_page: self.offers_page,
             memory: self.guest.regions().collect(),
             blind: self.blind.clone(),
             config: self.config.bytes().to_vec(),
@@ -90,7 +100,7 @@ impl Session {
         left: LeftController,
         mut open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
-        self.is_open = left.is_open;
+        (self.is_open, self.offers_page) = (left.is_open, left.offers_page);
         let regions = left.memory.iter().map(|&(plan, fd)| Ok((plan, File::from(open(fd)?))));
         let regions: Vec<_> = regions.collect::<io::Result<_>>()?;
         self.guest = Arc::new(Guest::map(regions).map_err(io::Error::other)?);

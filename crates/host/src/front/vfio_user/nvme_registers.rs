@@ -147,7 +147,8 @@ impl Session {
         let Some(admin) = &self.admin else { return };
         if id == 0 {
             self.bridge.ring(place, value);
-            return self.administer();
+            self.administer();
+            return;
         }
         let Some((shard, size)) = admin.place_of(id, is_head) else { return };
         if value >= size.into() {

@@ -14,7 +14,7 @@ pub const MSIX_TABLE: u32 = 0x2000;
 pub const MSIX_PENDING: u32 = 0x3000;
 
 /// The vendor, a number that the PCI-SIG has assigned to nobody.
-const VENDOR: u16 = 0xfa12;
+pub const VENDOR: u16 = 0xfa12;
 const DEVICE: u16 = 0x0001;
 /// Mass storage, non-volatile memory, NVM Express I/O controller.
 const CLASS: [u8; 3] = [0x02, 0x08, 0x01];

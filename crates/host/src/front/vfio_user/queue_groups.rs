@@ -130,6 +130,37 @@ pub enum Message {
     },
 }
 
+/// The first and the longest nap, in nanoseconds: the time after which a shard that has nothing to
+/// do reads doorbells which a client writes without a message.
+const FIRST_NAP_NS: u64 = 50_000;
+const LAST_NAP_NS: u64 = 1_000_000;
+
+/// The naps of a shard. Each that no command ends is followed by one of twice the length.
+struct Naps {
+    /// The time of the shard's turn.
+    now_ns: u64,
+    length_ns: u64,
+    end_ns: Option<u64>,
+}
+
+impl Naps {
+    fn end(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.end_ns.take().is_some_and(|end_ns| now_ns >= end_ns) {
+            self.length_ns = (2 * self.length_ns).min(LAST_NAP_NS);
+        }
+    }
+
+    /// A command has come.
+    fn are_used(&mut self) {
+        (self.length_ns, self.end_ns) = (FIRST_NAP_NS, None);
+    }
+
+    fn begin(&mut self) {
+        self.end_ns = Some(self.now_ns + self.length_ns);
+    }
+}
+
 /// The groups of one shard.
 pub struct VfioUserFront {
     groups: Vec<Option<Box<QueueGroup>>>,
@@ -141,6 +172,7 @@ pub struct VfioUserFront {
     weights: Arc<Weights>,
     poll: Poll,
     patience: Patience,
+    naps: Naps,
     is_stopping: bool,
 }
 
@@ -155,6 +187,7 @@ impl VfioUserFront {
             weights,
             poll,
             patience: Patience::default(),
+            naps: Naps { now_ns: 0, length_ns: FIRST_NAP_NS, end_ns: None },
             is_stopping: false,
         }
     }
@@ -354,6 +387,9 @@ impl Front for VfioUserFront {
             if let Some(group) = self.groups[usize::from(index)].as_mut()
                 && group.wants_turn()
             {
+                if group.naps() {
+                    self.naps.are_used();
+                }
                 self.turns.push(group.tenant(), index.into());
             }
         }
@@ -382,7 +418,8 @@ impl Front for VfioUserFront {
         self.change(index);
     }
 
-    fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
+    fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.naps.end(now_ns);
         let mut changed = std::mem::take(&mut self.changed);
         for index in changed.drain(..) {
             let Some(group) = self.group(index.into()) else { continue };
@@ -402,10 +439,14 @@ impl Front for VfioUserFront {
         self.change_all();
     }
 
+    fn deadline_ns(&self) -> Option<u64> {
+        self.naps.end_ns
+    }
+
     fn polls_ns(&mut self) -> u64 {
         let can_come = |index: &u16| {
             let group = self.groups[usize::from(*index)].as_ref();
-            group.is_some_and(|group| group.takes_more())
+            group.is_some_and(|group| group.is_polled())
         };
         match self.poll {
             Poll::Never => 0,
@@ -432,7 +473,8 @@ impl Front for VfioUserFront {
     }
 
     fn rest(&mut self) -> bool {
-        let (mut may_sleep, groups, poll) = (true, &mut self.groups, self.poll);
+        let (mut may_sleep, mut naps) = (true, false);
+        let (groups, poll) = (&mut self.groups, self.poll);
         self.awake.retain(|&index| {
             let Some(group) = groups[usize::from(index)].as_mut() else { return false };
             // One that waits for room goes on with a completion, and needs no kick.
@@ -440,10 +482,13 @@ impl Front for VfioUserFront {
                 may_sleep &= !group.is_cut_short();
                 return true;
             }
-            let is_awake = !group.sleep();
-            may_sleep &= !is_awake;
-            is_awake
+            may_sleep &= group.sleep();
+            naps |= group.naps();
+            group.is_awake()
         });
+        if naps {
+            self.naps.begin();
+        }
         may_sleep && (poll != Poll::Always || self.groups.iter().all(Option::is_none))
     }
 

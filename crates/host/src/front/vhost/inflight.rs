@@ -29,9 +29,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::front::guest_memory;
 use crate::front::vhost::queue::packed_ring::{Packed, Position};
 use crate::front::vhost::queue::split_ring::Split;
 use crate::front::vhost::queue::{Buffer, Chain, Descriptor, Queue, SIZE};
@@ -99,11 +99,7 @@ pub fn bytes(queues: u16, size: u16, is_packed: bool) -> u64 {
 
 /// A new file for an area, of zeroes.
 pub fn create(length: u64) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file: File = rustix::fs::memfd_create("vhost-inflight", flags)?.into();
-    file.set_len(length)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
+    guest_memory::sealed("vhost-inflight", length)
 }
 
 impl Area {

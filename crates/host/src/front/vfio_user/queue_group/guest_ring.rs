@@ -1,7 +1,7 @@
-//! The memory of a queue, and single words of the guest's memory.
+//! The memory of a queue.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -91,14 +91,4 @@ impl GuestRing {
         }
         Ok(())
     }
-}
-
-/// A word of the guest's memory.
-pub(super) fn shadow(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
-    let at = guest.range(address, 4)?.cast::<u32>();
-    if !at.is_aligned() {
-        return Err(Outside { address, length: 4 });
-    }
-    // SAFETY: mapped as long as the generation, and aligned; all access is atomic.
-    Ok(unsafe { AtomicU32::from_ptr(at) })
 }

@@ -8,7 +8,8 @@
 //!
 //! **Doorbells** are words that the session stores, or words in the guest's memory (shadow
 //! doorbells). An *awake* group reads them in each turn. Before it sleeps it notes that, and reads
-//! them once more; the next doorbell then kicks it.
+//! them once more; the next doorbell then kicks it. If the client has mapped the doorbells, nothing
+//! may kick the group: it *naps*, that is, the shard reads them again after a time.
 //!
 //! **States.** An *open* group takes commands. A *draining* one takes none and answers those that
 //! it has; a *detached* one, whose tenant was removed, fails those that are not submitted, too. A
@@ -235,6 +236,8 @@ pub struct QueueGroup {
     has_turn: bool,
     is_cut_short: bool,
     is_awake: bool,
+    /// It has slept, and no command has come.
+    is_napping: bool,
     is_crowded: bool,
     pub(super) is_changed: bool,
     has_posted: bool,
@@ -278,6 +281,7 @@ impl QueueGroup {
             has_turn: false,
             is_cut_short: false,
             is_awake: false,
+            is_napping: false,
             is_crowded: false,
             is_changed: false,
             has_posted: false,

@@ -8,13 +8,25 @@ use crate::front::vfio_user::left_controller::LeftController;
 use crate::shard::halt::Halt;
 
 /// Commands that wait for the device, some of them in part, when the shards stand still: the next
-/// program completes each one once, and has the queues and features of the guest.
+/// program completes each one once, and has the queues and features of the guest, and the doorbells
+/// that its client has mapped.
 #[test]
 fn a_controller_goes_on_in_the_next_program() {
+    [false, true].into_iter().for_each(goes_on);
+}
+
+fn goes_on(is_mapped: bool) {
     let pace = Pace { bandwidth: 64 << 20, ..Pace::default() };
     let host = || Host::of(2, Poll::Auto, &DeviceSpec::Paced { size: DISK, pace }, |_| None);
     let (before, next) = (host(), host());
-    let mut machine = before.boot();
+    let mut client = Client(before.connect(false));
+    let mut machine = match is_mapped {
+        true => {
+            let page = client.map_doorbells();
+            Machine::start(client, 0, Some(page))
+        }
+        false => Machine::boot(client.0, 0),
+    };
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let body = [20u32, 4 | 32, 2, 1, 1].map(u32::to_ne_bytes).concat();
     machine.client.call(command::SET_IRQS, &body, &[call.as_fd()]).unwrap();
