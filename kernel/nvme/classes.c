@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Submission queues for the classes of NVMe's weighted round robin; a part of the driver's pci.c, where `change` includes it.
+ * Submission queues for the classes of NVMe's weighted round robin; `change` includes this file in the driver's pci.c.
  *
  * Each I/O queue of the driver, a hardware context's, is of the medium class. Beside it there is one for each other class in
  * nvmeq->more, a struct nvme_queue of which only the submission side is used. All of them share the completion queue: a context
@@ -62,7 +62,7 @@ static int fairq_priority(struct nvme_queue *nvmeq)
 	return (nvmeq->cq ? nvmeq - nvmeq->cq->more : FAIRQ_MEDIUM) << 1;
 }
 
-/* Asks for as many queues as all classes need; where there are fewer, there are fewer contexts. */
+/* Requests as many queues as all classes need; where there are fewer, there are fewer contexts. */
 static int fairq_set_queue_count(struct nvme_dev *dev, int *count)
 {
 	int all = *count * dev->sqs;
@@ -226,7 +226,7 @@ static void fairq_ring(struct nvme_queue *nvmeq, struct nvme_queue *except)
 	}
 }
 
-/* The submission queue for a command, which is noted in the command. The last of a list rings the other classes' doorbells. */
+/* The queue for a command, which is noted in it. The last command of a list rings the other classes' doorbells. */
 static struct nvme_queue *fairq_sq_for(struct nvme_queue *nvmeq, struct request *req, bool last)
 {
 	struct nvme_iod *iod = blk_mq_rq_to_pdu(req);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What others have of the driver's queue classes; a part of pci.c, as classes.c is.
+ * The driver's queue classes for others; a part of pci.c, as classes.c is.
  *
  * - Schedulers: fairq_nvme_classes, see ../module/classes.h.
  * - Programs: the attribute `classes` of the controller (/sys/class/nvme/nvme0/classes) has a line for each class with its

@@ -216,8 +216,8 @@ fn a_sentence_names_its_subject_by_the_words_of_the_field() {
     assert_eq!(counts("a.c", "/*\n * What it\n * does.\n */\nask(); /* It asks. */\n"), (1, 1));
     assert_eq!(counts("a.md", "Those.\n\n```\nWho is there\n```\n\n| So many | x |\n"), (2, 0));
 
-    let kernel =
-        ["kernel/module", "kernel/check"].map(|folder| files(&root().join(folder), &[".c", ".h"]));
+    let kernel = ["kernel/module", "kernel/nvme", "kernel/check"]
+        .map(|folder| files(&root().join(folder), &[".c", ".h"]));
     let all = sources().into_iter().chain(documents()).chain(kernel.into_iter().flatten());
     let counts: Vec<_> = all.map(|(name, text)| (counts(&name, &text), name)).collect();
     let (headless, private) =

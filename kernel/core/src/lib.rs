@@ -352,7 +352,11 @@ extern "C" fn fairq_core_root(engine: &Engine) -> Handle {
     with!(engine, made => Handle::of(made.root))
 }
 
-fn weight(of_256ths: u32) -> Weight {
+/// The weight of a flow of which C knows the part of the whole: all of it is the largest weight.
+/// The thresholds of D2FQ are bytes at weight 100, which a flow with two thirds of the drive has
+/// there.
+fn weight(engine: &Engine, of_256ths: u32) -> Weight {
+    let of_256ths = if matches!(engine, Engine::D2fq(_)) { of_256ths / 64 } else { of_256ths };
     let most = Weight::MAX.in_256ths();
     Weight::of_256ths(of_256ths.clamp(Weight::LEAST_256THS, most)).unwrap_or(Weight::DEFAULT)
 }
@@ -360,7 +364,7 @@ fn weight(of_256ths: u32) -> Weight {
 /// Adds a flow of this weight, in 256ths; `false` if there are already as many flows as possible.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Handle) -> bool {
-    let added = with!(engine, made => made.policy.add_flow(weight(of_256ths)));
+    let added = with!(engine, made => made.policy.add_flow(weight(engine, of_256ths)));
     added.map(|added| *flow = Handle::of(added)).is_ok()
 }
 
@@ -384,7 +388,7 @@ unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Wei
     let weighed = unsafe { core::slice::from_raw_parts(weighed, count as usize) };
     let mut weights = [(Handle::NONE.flow(), Weight::DEFAULT); WEIGHTS];
     for (to, from) in weights.iter_mut().zip(weighed) {
-        *to = (from.flow.flow(), weight(from.of_256ths));
+        *to = (from.flow.flow(), weight(engine, from.of_256ths));
     }
     let weights = &weights[..weighed.len().min(WEIGHTS)];
     // The weights are computed from those of cgroups and change often, so measurements continue.
