@@ -114,6 +114,7 @@ impl Ring {
 
     /// Queues an operation.
     ///
+    /// # Safety
     /// Memory that the operation references must stay valid, and unused by other code as the
     /// operation requires, until its [`Event`] has been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
