@@ -211,7 +211,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["serve", "--device", "file,path=/nonexistent,size=1M", "--tenant", "a"],
             2,
-            "add create to have it".into(),
+            "add create to create it".into(),
         ),
         (vec!["bench", "--tenant", "a=bs:3"], 2, "bs 3 is not a multiple of 512".into()),
         (vec!["bench", "--tenant", "a", "--tenant", "a"], 2, "tenant a is given twice".into()),

@@ -21,7 +21,7 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
 pub mod attach;
-pub mod calls;
+pub mod guest_calls;
 pub mod guest_memory;
 pub mod socket;
 pub mod ublk;

@@ -2,9 +2,8 @@
 //! laboratory alone: the scheduler that the NASS paper measured.
 //!
 //! **Difference from `cfq`.** fairq's own CFQ waits for a reader's next request with a timer, as
-//! Linux does on a disk. On such an SSD Linux does not wait, and some of its other decisions
-//! differ, too. The rules are those of `block/cfq-iosched.c` of 3.10, described in other words; a
-//! function of that file is named where this module follows it.
+//! Linux does on a disk. On such an SSD Linux does not wait, and some other decisions differ. The
+//! rules are those of `block/cfq-iosched.c` of 3.10; the text names the functions of that file.
 //!
 //! **Model.** A queue for each flow, all of one priority, in one group. Time in ticks of a
 //! millisecond.
@@ -38,8 +37,7 @@
 //!
 //! **Left out**: groups, priorities, cooperating queues, the order of sectors within a queue, the
 //! longer slice of a lone queue (`cfq_should_wait_busy`), and the earlier place in the tree of the
-//! first queue on an idle drive. A lone queue keeps the drive while its own requests are on it, but
-//! not for requests of a queue that has just left (`check_group_idle`).
+//! first queue on an idle drive, and the wait of a lone queue for another one (`check_group_idle`).
 
 use std::collections::VecDeque;
 

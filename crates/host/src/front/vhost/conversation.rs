@@ -38,7 +38,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
-use crate::front::calls::takes_calls;
+use crate::front::guest_calls::takes_calls;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::is_eventfd;
 use crate::front::vhost::blk::{self, Shape};

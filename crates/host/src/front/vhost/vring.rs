@@ -20,7 +20,7 @@ use io_uring::{opcode, squeue, types};
 
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
-use crate::front::calls::Calls;
+use crate::front::guest_calls::Calls;
 use crate::front::guest_memory::Guest;
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
 use crate::front::vhost::inflight::{Again, Region};
