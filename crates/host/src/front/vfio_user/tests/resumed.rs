@@ -86,7 +86,19 @@ fn goes_on(is_mapped: bool) {
         drop(machine);
     });
     assert!(over.is_some(), "the session is busy");
-    before.send(|| Message::GoOn);
-    before.stop();
+    before.give_up();
     next.stop();
+}
+
+impl Host {
+    /// Ends the program that stood still. It would go on with doorbells that the next one has read,
+    /// and its sessions send nothing to shards that end.
+    fn give_up(&self) {
+        let shards = self.shards.lock().unwrap().take().unwrap();
+        for shard in 0..self.count {
+            shards.send(shard, Message::Notice(Notice::HangUp));
+            shards.send(shard, Message::GoOn);
+        }
+        shards.stop();
+    }
 }
