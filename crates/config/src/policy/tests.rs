@@ -140,8 +140,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("mqfq:least-cost=33M"),
-        "policy: least-cost 33M is not in 1..32M: it is the least cost of any request, also of a \
-         refused one; 4k on a device that is limited by the number of requests"
+        "policy: least-cost 33M is not in 1..32M: it is the least cost of any request, also of \
+         one that the server refuses; 4k on a device that is limited by the number of requests"
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),

@@ -117,7 +117,7 @@ fn a_wrong_line_is_shown() {
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
         "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, \
          bandwidth, latency, \
-         parallelism, path, create, direct, backing, profile, state, window, queues, wrr, \
+         parallelism, path, create, direct, backing, profile, state, slowdown, window, queues, wrr, \
          poller)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
