@@ -300,7 +300,7 @@ def test_range_of_unfinished_requests():
         ctl(control, "remove", "a")
         refused = ctl(control, "add", "late=32M,keep-data", ok=False)
         check(refused.returncode == 1 and "late" in refused.stderr, f"adding says {refused.stderr!r}")
-        check("under way after 1 s" in server.said(), server.said()[-600:])
+        check("in flight after 1 s" in server.said(), server.said()[-600:])
         check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
         check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
         client.close()
