@@ -499,6 +499,7 @@ impl PolicyState {
     }
 }
 
+#[cfg(feature = "top")]
 impl LatencyTarget {
     /// Whether the target was missed in the last second.
     pub(crate) fn is_missed(&self) -> bool {
