@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+#[cfg(feature = "top")]
 use fairq_core::TargetState;
 use fairq_host::observe::stats::ClientRequests;
 use serde::{Deserialize, Serialize};
