@@ -1,8 +1,8 @@
 //! Calls to a guest (interrupts): events that are written to a file of the guest's monitor.
 //!
 //! The ring makes these writes, because a write may block for ever: on an eventfd whose counter is
-//! full, or on a socket that nobody reads. At most `CALLS` writes of a queue are under way, so
-//! that a guest cannot fill the kernel's memory with blocked writes. Events that occur at this
+//! full, or on a socket whose reader has stopped. At most `CALLS` writes of a queue are under way,
+//! so that a guest cannot fill the kernel's memory with blocked writes. Events that occur at this
 //! bound are combined into one event, which is written when one of the writes has completed.
 
 use std::fs::File;

@@ -298,7 +298,7 @@ impl Guest {
     }
 }
 
-/// A new file in memory, filled with zeroes, whose length nobody can change.
+/// A new file in memory, filled with zeroes, whose length cannot be changed.
 pub fn sealed(name: &str, length: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file: File = rustix::fs::memfd_create(name, flags)?.into();

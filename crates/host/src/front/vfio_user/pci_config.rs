@@ -13,7 +13,7 @@ pub const MSIX_TABLE: u32 = 0x2000;
 /// Where the pending bits begin in BAR 0.
 pub const MSIX_PENDING: u32 = 0x3000;
 
-/// The vendor, a number that the PCI-SIG has assigned to nobody.
+/// The vendor: a number that the PCI-SIG has not assigned.
 pub const VENDOR: u16 = 0xfa12;
 const DEVICE: u16 = 0x0001;
 /// Mass storage, non-volatile memory, NVM Express I/O controller.

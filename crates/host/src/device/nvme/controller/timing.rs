@@ -21,7 +21,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// A drive with at most so many commands at a time.
+    /// A drive that executes at most `window` commands at a time.
     pub(super) fn new(timing: &Timing, window: u16) -> Model {
         let Timing { profile, state, slowdown } = timing;
         let capacity = profile.host.capacity();

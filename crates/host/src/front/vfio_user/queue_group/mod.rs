@@ -227,7 +227,8 @@ pub struct QueueGroup {
     /// Commands with orders to submit.
     to_submit: VecDeque<u16>,
     buffer: Option<Buffer>,
-    /// The first of `to_submit` waits for requests of an ended client, for so many seconds.
+    /// Number of seconds for which the first command in `to_submit` has waited for requests of a
+    /// client that has ended.
     is_behind: bool,
     behind_s: u32,
     ranges: Vec<(u64, u64)>,
@@ -415,7 +416,8 @@ impl QueueGroup {
 
     // Commands.
 
-    /// Submits at most so many orders. Returns their number, and whether it waits for another turn.
+    /// Submits at most `most` orders. Returns their number, and whether the group waits for another
+    /// turn.
     pub fn take_turn<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
