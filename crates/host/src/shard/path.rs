@@ -461,14 +461,19 @@ impl<P: Port, D: Device> DataPath<P, D> {
             return self.issue_joined(now_ns, ring, tag, class);
         }
         self.batch += 1;
-        let (command, rest) = self.leave(now_ns, tag, class);
+        let command = self.leave(now_ns, tag, class);
         // An order without work is always a flush, so no other request pays for this check.
         if command.op == Op::Flush && self.is_void(tag) {
             return self.void.push(tag);
         }
         // SAFETY: the submitter of the order keeps its memory valid until it is finished, and it is
         // not finished before its completion has been reaped.
-        unsafe { self.queue.issue(now_ns, ring, &command, self.arena.get(rest)) };
+        unsafe { self.queue.issue(now_ns, ring, &command, self.arena.get(self.rest_of(tag))) };
+    }
+
+    #[inline]
+    fn rest_of(&self, tag: Tag) -> Rest {
+        self.live[tag.0 as usize].as_ref().map_or(Rest::NONE, |live| live.rest)
     }
 
     #[cold]
@@ -484,8 +489,9 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.memories.clear();
         let mut whole: Option<Command> = None;
         for &part in &parts {
-            let (command, rest) = self.leave(now_ns, part, class);
-            self.memories.extend(command.stretches(self.arena.get(rest)));
+            let command = self.leave(now_ns, part, class);
+            let rest = self.arena.get(self.rest_of(part));
+            self.memories.extend(command.stretches(rest));
             match &mut whole {
                 None => whole = Some(command),
                 Some(whole) => {
@@ -525,14 +531,15 @@ impl<P: Port, D: Device> DataPath<P, D> {
         unsafe { self.queue.issue(now_ns, ring, command, self.arena.get(*rest)) };
     }
 
-    /// Records that the policy has dispatched a request; returns its command.
+    /// Records that the policy has dispatched a request; returns its command, and only that: a copy
+    /// of a pair would stall as described below.
     #[inline]
-    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> (Command, Rest) {
+    fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> Command {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
         // The command is copied before its class is changed. A wide load that covers a narrow store
         // which is still in the store buffer stalls until that buffer is empty, and the data of the
         // last command may be in it.
-        let (mut command, rest) = (Command { class, ..live.command }, live.rest);
+        let mut command = Command { class, ..live.command };
         live.command.class = class;
         live.issued_ns = now_ns;
         self.stats[usize::from(live.tenant)].issue(now_ns);
@@ -544,7 +551,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Issue, tag);
         }
-        (command, rest)
+        command
     }
 
     /// Passes an event of the device's queue to that queue.

@@ -32,7 +32,7 @@
 use alloc::boxed::Box;
 
 use crate::contract::bounds::boxed;
-use crate::contract::port::{Next, Tag};
+use crate::contract::port::Tag;
 
 /// The most slots that a port keeps at a time.
 const MOST: usize = 4;
@@ -197,22 +197,9 @@ impl KeptSlots {
         Some(kept.has_come.then_some(kept.seat))
     }
 
-    /// Adds the end of the patience to the port's answer, so that the caller calls `next` again
-    /// then.
-    #[inline]
-    pub(super) fn and_ask(&self, next: Next) -> Next {
-        if self.count == 0 {
-            return next;
-        }
-        let until_ns = self.kept.iter().flatten().map(|kept| kept.until_ns).min();
-        match (next, until_ns) {
-            // The caller calls `next` then even if no request waits here, because the slot must go
-            // to another port in the end.
-            (Next::Blocked | Next::Idle, Some(until_ns)) => Next::WaitUntil(until_ns),
-            (Next::WaitUntil(other_ns), Some(until_ns)) => Next::WaitUntil(other_ns.min(until_ns)),
-            // After an `Issue` the caller calls `next` again at once.
-            _ => next,
-        }
+    /// The first end of a patience.
+    pub(super) fn end_ns(&self) -> Option<u64> {
+        self.kept.iter().flatten().map(|kept| kept.until_ns).min()
     }
 }
 
@@ -225,7 +212,7 @@ mod tests {
     use crate::Topology;
     use crate::contract::flow::{FlowId, Weight};
     use crate::contract::platform::Native;
-    use crate::contract::port::{Op, Outcome, Policy, Port, Request, Submitted};
+    use crate::contract::port::{Next, Op, Outcome, Policy, Port, Request, Submitted};
     use crate::contract::port_set::{PortId, PortSet};
     use crate::mqfq::{Mqfq, MqfqConfig};
 

@@ -102,14 +102,24 @@ impl<P: Platform> Port for MqfqPort<P> {
     fn next(&mut self, now_ns: u64, wake: &mut PortSet) -> Next {
         let MqfqPort { shared, local } = self;
         local.now_ns = now_ns;
-        let next = match &shared.serial {
+        // A copy of `Next` would read two stores with one load, which waits for all earlier stores
+        // to reach the cache, such as those of a write's data. `Option<Tag>` is in registers.
+        let issued = match &shared.serial {
             None => local.next(shared, wake),
             Some(lock) => lock.with(|()| local.next(shared, wake)),
         };
-        let next = local.kept.first().map_or(next, |kept| kept.and_ask(next));
         // The caller calls `next` again after an `Issue`.
-        local.is_asked = matches!(next, Next::Issue { .. });
-        next
+        local.is_asked = issued.is_some();
+        let Some(tag) = issued else {
+            // The caller calls `next` again when the patience for a kept slot ends, even if no
+            // request waits here, because the slot must go to another port then.
+            return match local.kept.iter().find_map(KeptSlots::end_ns) {
+                Some(end_ns) => Next::WaitUntil(end_ns),
+                None if local.queue.lead().is_some() => Next::Blocked,
+                None => Next::Idle,
+            };
+        };
+        Next::Issue { tag, class: Class::Medium }
     }
 
     #[inline]
@@ -374,8 +384,9 @@ impl Local {
         Some(start)
     }
 
+    /// The request to issue next. `None` if the port has to wait, or has no request.
     #[inline]
-    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
+    fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Option<Tag> {
         // Notifications are read first, so that once the port has been notified of a change, it
         // issues no request beyond a smaller D, or by an old W.
         if self.flows.poll(&shared.flows, wake) {
@@ -383,18 +394,18 @@ impl Local {
         }
         // A requeued request holds its slot, and is issued before all others (the port's contract).
         if let Some(tag) = self.queue.issue_again() {
-            return Next::Issue { tag, class: Class::Medium };
+            return Some(tag);
         }
         if self.kept.first().is_some_and(KeptSlots::is_any)
             && let Some(tag) = self.issue_anticipated(shared, wake)
         {
-            return Next::Issue { tag, class: Class::Medium };
+            return Some(tag);
         }
         loop {
             let Some(lead) = self.queue.lead() else {
                 self.rest(shared, wake);
                 self.publish(shared, None, wake);
-                return Next::Idle;
+                return None;
             };
             let window = shared.wheel.window();
             // The value read last is not after virtual time, so only a refusal has to be checked
@@ -405,8 +416,8 @@ impl Local {
                 self.time = shared.time.now();
                 if window.holds_back(lead, self.time) {
                     match self.throttle(shared, lead, wake) {
-                        Some(answer) => return answer,
-                        None => continue,
+                        true => return None,
+                        false => continue,
                     }
                 }
             }
@@ -415,7 +426,7 @@ impl Local {
                 // A port that stops publishes its lead exactly: a lagging tag would hold others
                 // back.
                 self.publish(shared, Some(lead), wake);
-                return Next::Blocked;
+                return None;
             }
             if let Some(free_ns) = free_ns {
                 // Late time that another port has counted matters only if T follows the device.
@@ -435,7 +446,7 @@ impl Local {
             {
                 self.publish(shared, Some(lead), wake);
             }
-            return Next::Issue { tag, class: Class::Medium };
+            return Some(tag);
         }
     }
 
@@ -615,32 +626,33 @@ impl Local {
         taken
     }
 
-    /// Throttles the port because `lead` is too far ahead. `None` if `lead` is no longer too far
-    /// ahead.
+    /// Throttles the port. False if its `lead` is no longer too far ahead.
     fn throttle<P: Platform>(
         &mut self,
         shared: &Shared<P>,
         lead: VTime,
         wake: &mut PortSet,
-    ) -> Option<Next> {
+    ) -> bool {
         if let Some(place) = self.place
             && shared.wheel.sleeps(self.port, lead, place)
         {
             // The port sleeps already. A slot that it has got meanwhile is for other ports.
             self.rest_awake(shared, wake);
-            return Some(Next::Blocked);
+            return true;
         }
         self.rest(shared, wake);
         let window = shared.wheel.window();
         // W may have grown since the caller read it.
-        if !window.holds_back(lead, self.time) {
-            return None;
+        if window.holds_back(lead, self.time) {
+            self.place = shared.wheel.enter(self.port, lead, window, self.time, &shared.time);
         }
-        self.place = Some(shared.wheel.enter(self.port, lead, window, self.time, &shared.time)?);
+        if self.place.is_none() {
+            return false;
+        }
         self.asleep_ns = self.now_ns;
         self.throttles += 1;
         self.count(shared);
-        Some(Next::Blocked)
+        true
     }
 
     /// Removes the port from the wheel and gives up its slots, because it has no request that may
