@@ -206,6 +206,17 @@ fn shallow_flows_void_no_weights(subject: Subject) -> Verdict {
     Ok(())
 }
 
+/// Many flows with one request each share by weight, although each has nothing in flight for a
+/// moment with each of its completions.
+fn crowds_share_by_weight(subject: Subject) -> Verdict {
+    for count in [100, 500] {
+        let mut flows = vec![Flow(300, 1, 1); count];
+        flows.extend(vec![Flow(100, 1, 1); count]);
+        each_has(0.9, &flows, &subject.run(&flows, 8, 8))?;
+    }
+    Ok(())
+}
+
 /// A flow of the largest weight gets no less than without a scheduler.
 fn large_weights_do_no_harm(subject: Subject) -> Verdict {
     for (weight, depth) in [(10_000, 1), (10_000, 4), (10_000, 64), (300, 1), (257, 32)] {
@@ -280,6 +291,13 @@ fn weights_hold_beside_shallow_flows() {
     shallow_flows_void_no_weights(D2FQ).unwrap();
     caught(shallow_flows_void_no_weights(AS_IN_PAPER), "per weight");
     caught(shallow_flows_void_no_weights(RATIO_2), "per weight");
+}
+
+#[test]
+fn a_crowd_of_single_requests_shares_by_weight() {
+    crowds_share_by_weight(D2FQ).unwrap();
+    caught(crowds_share_by_weight(AS_IN_PAPER), " of ");
+    caught(crowds_share_by_weight(RATIO_2), " of ");
 }
 
 #[test]

@@ -16,14 +16,15 @@
 //!
 //! **Error.** When the holder moves the word on, it may pass a flow that is behind: then the word
 //! is too late until that flow's next publication, which moves the word back. So after each
-//! publication the word is not after the publisher, unless no flow held it: a released value never
-//! goes back (decision 6).
+//! publication the word is not after the publisher.
 //!
 //! **Taking an unheld word.** The paper lets the first flow that completes a request take it at
 //! *its* virtual time, however far ahead that is, and all other flows are then behind. Here a flow
-//! takes it if the flow was not ahead of the value when its requests were served: that flow was the
-//! least. Otherwise a survey finds the least flow ([`super::Shared::survey`]), and the value is
-//! raised to it without a holder; the least flow takes the word with its next publication.
+//! takes it, and moves it on or back, if the flow was not ahead of the value when its requests were
+//! served. Flows with one request each release the word with each completion: if it could not go
+//! back then, each flow that passes the value would move it on, and gvt would follow the fastest
+//! flow. If the flow was ahead, a survey finds the least flow ([`super::Shared::survey`]), and the
+//! value is raised to it without a holder; the least flow takes the word with its next publication.
 //!
 //! **Memory ordering.** The word is complete in itself: a submission reads it with Relaxed. The
 //! word V and the floor F need a total order between them (SeqCst): a port that raises F *then*
@@ -110,8 +111,7 @@ impl<P: Platform> Gvt<P> {
                 // The flow was ahead of the value, so another flow may be the least: the caller
                 // searches for it.
                 0 if since(point(before), old) > 0 => return false,
-                // A released value does not go back.
-                0 => (if since(my, old) > 0 { my } else { old }) | me.0,
+                0 => my | me.0,
                 // The holder moves the word on; another flow moves it back, and then holds it.
                 holder if (holder == me.0) == (since(my, old) > 0) && since(my, old) != 0 => {
                     my | me.0
