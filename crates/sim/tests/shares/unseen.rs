@@ -2,8 +2,8 @@
 //!
 //! Two tenants 300:100 keep the least D that fills the device outstanding each, twice as much
 //! together. The least D is measured: the smallest depth of one tenant without a scheduler that has
-//! 97 % of the rate at a depth of 512. The goal is a ratio of 2.85 to 3.15 at 0.97 of `none`; decision
-//! 36 has the rows that miss it, and the test fails where a row is worse than these.
+//! 97 % of the rate at a depth of 512. The goal is a ratio of 2.85 to 3.15 at 0.97 of `none`;
+//! decision 36 has the rows that miss it, and the test fails where a row is worse than these.
 
 use super::changed;
 use super::depth::{Auto, Load, got, tenants};

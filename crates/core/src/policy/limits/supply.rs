@@ -107,8 +107,8 @@ impl Supply {
     /// The granted part of the reservation; at least 1 of each rate that is not 0.
     pub(super) fn granted(&self, reservation: Reservation) -> Reservation {
         let part = |rate: u64| {
-            let part = (rate / PPM).saturating_mul(self.granted_ppm)
-                + rate % PPM * self.granted_ppm / PPM;
+            let part =
+                (rate / PPM).saturating_mul(self.granted_ppm) + rate % PPM * self.granted_ppm / PPM;
             part.max(rate.min(1))
         };
         Reservation::of_rates(reservation.rates().map(part))

@@ -2,19 +2,19 @@
 //!
 //! **Problem.** T lets ports work without synchronizing. The T that is needed depends on time: a
 //! port learns by a wake-up that virtual time has moved, and during the wake-up virtual time moves
-//! as fast as the device serves. The paper finds T once for each device (Section 3.4), 45 KiB at
-//! 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of the device's service, on machines that wake a thread
+//! as fast as the device serves. The paper finds T once for each device (Section 3.4), 45 KiB at 2
+//! GB/s and 64 KiB at 4 GB/s: 16 to 22 us of the device's service, on machines that wake a thread
 //! in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing,
 //! and one microsecond of memory, where ports are then throttled all the time. **Model.** The paper
 //! chooses the smallest T that causes no significant contention. Contention means that ports are
-//! throttled ([`MANY`] throttles in [`PERIOD_NS`] cost a port up to a hundredth of its time). Once in
-//! [`PERIOD_NS`] T doubles if one port was throttled more often; otherwise T goes back an eighth of
-//! the way to the configured value. Only the most throttled port counts: the sum over ports grows
-//! with their number although no port loses more, and of many ports most may be idle. **Bound.** T
-//! never exceeds the distance that virtual time moves in [`AHEAD_NS`]. Virtual time moves by the
-//! share of a flow of the reference weight, so all flows together are ahead by the service of the
-//! device in [`AHEAD_NS`], for any number of flows. On a device so slow that the configured T lasts
-//! that long, T stays as configured.
+//! throttled ([`MANY`] throttles in [`PERIOD_NS`] cost a port up to a hundredth of its time). Once
+//! in [`PERIOD_NS`] T doubles if one port was throttled more often; otherwise T goes back an eighth
+//! of the way to the configured value. Only the most throttled port counts: the sum over ports
+//! grows with their number although no port loses more, and of many ports most may be idle.
+//! **Bound.** T never exceeds the distance that virtual time moves in [`AHEAD_NS`]. Virtual time
+//! moves by the share of a flow of the reference weight, so all flows together are ahead by the
+//! service of the device in [`AHEAD_NS`], for any number of flows. On a device so slow that the
+//! configured T lasts that long, T stays as configured.
 //!
 //! **Late ports.** A thread that shares its CPU with other programs runs when they yield, which
 //! takes a hundred times as long as a wake-up. While all ports wait for it, virtual time stands
