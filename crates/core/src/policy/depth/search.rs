@@ -69,11 +69,11 @@ const KEPT_OF_ALL: u64 = WHOLE - WHOLE / EIGHTH;
 const STEPS: usize = 3;
 /// The stage after these, in which D holds; stage 0 is Rise.
 const HOLD: usize = STEPS + 1;
-/// Completions that end a window: two of them differ by chance by 3 %. With 512 and with 4,096 a load
-/// that changes every 20 ms has 0.73 and 0.76 of its rate, with this 0.99.
+/// Completions that end a window: two of them differ by chance by 3 %. With 512 and with 4,096 a
+/// load that changes every 20 ms has 0.73 and 0.76 of its rate, with this 0.99.
 const ENOUGH: u64 = 1024;
 /// Completions without which a window says nothing, and with which a clear result ends it: with 16
-/// chance decides, and with 64 a search on a device of some hundred requests a second costs too much.
+/// chance decides, and with 64 a search costs a device of some hundred requests a second too much.
 const FEW: u64 = 32;
 /// Time in windows of one probe that ends a stage without a clear result, in nanoseconds.
 const PROBES_NS: u64 = EIGHTH * TICK_NS;

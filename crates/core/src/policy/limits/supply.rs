@@ -14,8 +14,10 @@ use crate::policy::depth::meter::{LONG_NS, PPM, Sum, per_second};
 
 /// If no request is staged, this number of them outstanding shows a busy device; 16 to 128.
 const MANY: u64 = 32;
+/// With each window a rate falls by at most this part of itself: an eighth in a second.
+const FORGETS: u64 = 32;
 /// One part in this of the device is left to flows without reservations, and of the room on the
-/// device to bursts; with each window a rate falls by at most one. 8 to 32.
+/// device to bursts. 8 to 32.
 const PARTS: u64 = 16;
 /// The most of the device that all reservations together may have, in millionths.
 const MOST_PPM: u64 = PPM - PPM / PARTS;
@@ -65,7 +67,7 @@ impl Supply {
             let all = self.rates.iter_mut().zip(begun).zip(total.done);
             for ((rate, before), now) in all {
                 let new = per_second(now.wrapping_sub(before), lasted_ns);
-                *rate = new.max(*rate - *rate / PARTS);
+                *rate = new.max(*rate - *rate / FORGETS);
             }
         }
         (self.window, self.is_busy) = (Some((now_ns, total.done)), true);
