@@ -1,10 +1,10 @@
 """The common code of the programs in this folder: arguments, bars, runs of fairq and of Linux's schedulers, and tables.
 
-A bar is one figure with a goal. A program adds each of its bars to `Bars`, which prints it beside its goal and, when the program
-has ended, writes it as one line of JSON to docs/results/bars.jsonl, in place of the line with the same id. The id begins with the
-bar's area, a section of docs/results/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states whether the machine
-was quiet: whether processes that the program did not start used less than QUIET of all CPUs meanwhile. Figures of a debug build are
-printed and not recorded, unless --record names another file."""
+A bar is one figure with a goal. A program adds each of its bars to `Bars`, which prints the figure and the goal. When the program
+ends, `Bars` writes each bar as one line of JSON to docs/results/bars.jsonl, in place of the line with the same id. The id begins
+with the bar's area, a section of docs/results/notes.md, from which bench/performance makes docs/PERFORMANCE.md. A line states
+whether the machine was quiet: whether all processes that the program did not start used less than the part QUIET of all CPUs
+meanwhile. Figures of a debug build are printed and not recorded, unless --record names another file."""
 
 import argparse
 import contextlib
@@ -81,8 +81,8 @@ def machine_seconds():
 
 
 class Others:
-    """The part of all CPUs that processes have which this one did not start, and the machine's host; the kernel's own threads
-    work for the benchmark."""
+    """The part of all CPUs that is used by processes that this one did not start, and by the machine's host. The kernel's own
+    threads are not counted, because they work for the benchmark."""
 
     def __init__(self):
         # A daemon that a benchmark starts remains its child.
@@ -103,7 +103,8 @@ class Others:
 
 
 def is_met(line, key="value"):
-    """Whether the goal is met; also true without a goal. A figure is a number, or a pair: the least and the most of several runs."""
+    """Whether the goal is met; also true without a goal. A figure is a number, or a pair of the smallest and the largest result of
+    several runs."""
     low, high = line["goal"]
     least, most = line[key] if isinstance(line[key], list) else (line[key], line[key])
     return (low is None or least >= low) and (high is None or most <= high)
@@ -132,7 +133,7 @@ def goal_text(goal):
 
 
 def verdict(line):
-    """`out of reach`: a program that does only what every server must do misses the goal, too."""
+    """Returns `out of reach` if a program that does only the necessary work of a server also misses the goal."""
     if line["goal"] == [None, None]:
         return ""
     if is_met(line):
@@ -161,7 +162,7 @@ class Bars:
         self.file, self.lines, self.others = getattr(args, "record", RECORD), [], Others()
 
     def add(self, bar, what, value, least=None, most=None, unit="", peer="", floor=None, taken=None):
-        """One bar: a figure, and the least and the most that it shall have."""
+        """Adds one bar: a figure, with its lower and its upper bound."""
         goal = [bound if bound is None else rounded(bound) for bound in (least, most)]
         line = {"bar": bar, "what": what, "value": rounded(value), "unit": unit, "goal": goal, "peer": peer}
         if floor is not None:
@@ -171,7 +172,7 @@ class Bars:
         print(f"{verdict(line).upper():<12} {what}: {shown}", flush=True)
 
     def write(self):
-        """Writes the lines, and makes the page anew; prints them only if they are of a debug build."""
+        """Writes the lines, and generates the page. The lines of a debug build are only printed."""
         if not self.lines:
             return
         rest = {"command": self.command, "date": datetime.date.today().isoformat(), "commit": commit(), "cpu": cpu_name(),
@@ -345,7 +346,7 @@ def each(work, items):
 
 
 class Cgroups:
-    """Groups with weights (bfq) and caps (io.max), in whichever cgroup version has the block controller."""
+    """Groups with weights (bfq) and caps (io.max), in the version of cgroups that has the block controller."""
 
     def __init__(self, count, clean):
         self.is_v1 = os.path.isdir("/sys/fs/cgroup/blkio")

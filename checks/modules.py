@@ -55,7 +55,7 @@ class Crate:
             if module not in self.code and not is_for_tests(path.relative_to(self.sources)):
                 self.code[module] = production(path.read_text())
                 self.file[module] = path.relative_to(ROOT).as_posix()
-        # A module that its parent declares for tests only has no declaration left.
+        # The declaration of a module for tests has been removed by now, so such a module is left out.
         for module in sorted(self.code, key=len):
             parent = self.code.get(module[:-1])
             if module and (parent is None or not re.search(rf"\bmod {module[-1]};", " ".join(parent))):

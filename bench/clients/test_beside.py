@@ -1,4 +1,5 @@
-"""Rates and latencies of tenants beside one that behaves badly, in wall time: on a machine without other load."""
+"""Rates and latencies of tenants beside a tenant that behaves badly, in wall time. The tests need a machine without
+other load."""
 
 import json
 import os
@@ -10,8 +11,8 @@ from nbd import READ
 from rig import MI, check, fairq, run, serve
 from test_hostile import EVENTS, FLOODS, Many, all_at_once, large_requests, operated, pour, questions, zeroes
 
-# The least part of its entitled rate that the good tenant must get. The bad one gets the rest, so
-# any loss is not lost capacity.
+# The least part of its entitled rate that the good tenant must get. The bad tenant gets the rest,
+# so a smaller part does not mean that capacity is lost.
 ENOUGH = 0.85
 SECONDS = 3
 # Seconds that a request of 512 bytes may take beyond twice its usual time: the time of the large
@@ -20,8 +21,9 @@ PATIENCE = 0.02
 
 
 def measure(rigged):
-    """Over some seconds: the good tenant's bytes a second, its part of all, and the 99th percentile of the small
-    tenant's requests, in seconds, one at a time."""
+    """Measures for some seconds. Returns the good tenant's bytes a second, its part of all bytes, and the 99th
+    percentile of the latency of the small tenant's requests, in seconds; that tenant sends one request at a
+    time."""
     small, times = rigged.connect("small"), []
     before, began = rigged.tenants(), time.monotonic()
     while time.monotonic() < began + SECONDS:
@@ -51,7 +53,7 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
                     rate, part, slow = measure(rigged)
                     bound = resident + 90 * 40 * MI
                     check(rigged.resident() < bound, f"{name}: {rigged.resident() >> 20} MiB in use")
-                # Entitled to half at least, and to all that the bad tenant leaves.
+                # The good tenant is entitled to at least half, and to all that the bad tenant does not use.
                 entitled = max(calm / 2, calm * part)
                 said.append(f"{name} {rate / calm:.2f}, {slow * 1e3:.1f} ms")
                 check(rate >= ENOUGH * entitled, f"{name}: {rate / MI:.1f} MiB/s of {calm / MI:.1f}, part {part:.2f}")
@@ -67,14 +69,14 @@ def test_hostile_clients_hurt_nobody_and_leave_nothing_behind():
 
 
 ALL_SECONDS = int(os.environ.get("FAIRQ_HOSTILE_SECONDS", "10"))
-# The part of their rate beside polite clients that the others must keep beside hostile ones: in
-# each second of a long run, which needs a machine without other load, and in all of a short one.
+# The other tenants must keep this part of the rate that they have beside polite clients: in each
+# second of a long run, which needs a machine without other load, and in a short run as a whole.
 KEPT = 0.8
 IS_LONG = ALL_SECONDS > 60
 
 
 def polite(rigged):
-    """As many clients as the hostile ones, each with a few requests at a time, which takes its replies."""
+    """Runs as many clients as there are hostile ones; each keeps a few requests in flight and reads its replies."""
 
     def work(stop, index):
         client = rigged.connect(timeout=20)
@@ -135,8 +137,8 @@ def test_all_hostile_clients_at_once():
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
-    """tmpfs cannot zero a range that must stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it searches
-    for holes page by page, to the end of the file. The good tenant keeps 0.8 of its half."""
+    """tmpfs cannot zero a range that must stay allocated, so a request of a few bytes writes 64 MiB, and is charged for them. It also
+    searches for holes page by page, to the end of the file. The good tenant keeps 0.8 of its half."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     said = []
@@ -163,7 +165,8 @@ def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
 
 
 def test_large_requests_leave_short_queues_their_part():
-    """4 KiB beside 32 MiB on a slow device: entitled shares, for a shorter queue too if D is as small as the device allows."""
+    """4 KiB requests beside 32 MiB requests on a slow device get their entitled shares, also with a shorter queue if D is as
+    small as the device allows."""
     said = []
     for depth, policy in ((32, "mqfq"), (16, "mqfq:slots=4")):
         with operated("--policy", policy) as rigged, rigged.good_load(60, depth):
@@ -178,8 +181,8 @@ def test_large_requests_leave_short_queues_their_part():
 
 
 def test_work_without_data_is_charged():
-    """A tenant is charged for its work, however few bytes it moves: the good one keeps 0.8 of all. This device is limited by
-    requests, so the least cost is 4 KiB."""
+    """A tenant is charged for its work even if it moves few bytes: the good tenant keeps 0.8 of the device. This device is
+    limited by requests, so the least cost is 4 KiB."""
     said = []
     with operated("--policy", "mqfq:least-cost=4k") as rigged, rigged.good_load(120):
         for name, header in FLOODS.items():
@@ -197,8 +200,9 @@ def test_work_without_data_is_charged():
 
 
 def test_a_trickle_beside_a_flood_on_one_shard():
-    """Connections of one shard take turns, whatever the policy. Memory completes at once, so without turns a connection with ever
-    more requests would always be first (it would leave some 300 requests a second for the other; with turns it has 25,000)."""
+    """Connections of one shard take turns, whatever the policy. Memory completes requests at once, so without turns a connection
+    with many requests would always be served first (the other connection would have some 300 requests a second; with turns it has
+    25,000)."""
     for policy in ("none", "mqfq"):
         with serve("--device", "ram,size=512M", "--shards", "1", "--policy", policy, "--tenant", "flood=256M", "--tenant", "trickle=256M") as server:
             done = run(fairq(), "bench", "--connect", server.uri(), "--seconds", "2", "--json", "-",
@@ -209,8 +213,9 @@ def test_a_trickle_beside_a_flood_on_one_shard():
 
 
 def test_one_connection_beside_many():
-    """Where a shard's CPU is the limit, tenants share it by weight and not by connections: one connection of 128 requests beside 64 of
-    32, with equal weights. The goal is 45 to 55 %, at 0.97 of the rate of the 64 connections alone."""
+    """If a shard's CPU is the limit, tenants share the CPU by weight and not by the number of connections: a tenant with one
+    connection of 128 requests beside a tenant with 64 connections of 32 requests, with equal weights. The goal is a share of 45 to 55
+    %, at 0.97 of the rate of the 64 connections alone."""
     said = []
     for policy in ("d2fq", "mqfq"):
         device = ("--device", "nvme-soft,size=512M", "--shards", "1", "--tenant", "one=256M", "--tenant", "many=256M")

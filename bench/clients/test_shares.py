@@ -1,4 +1,4 @@
-"""The shares and latencies that real clients get, in wall time: on a machine without other load."""
+"""The shares and latencies that real clients get, in wall time. The tests need a machine without other load."""
 
 import contextlib
 import json
@@ -12,7 +12,8 @@ from rig import MI, PACED, ROOT, check, finish, fio, fio_args, need, serve, star
 
 
 def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
-    """B's bytes over A's: A with weight 1 and the given load; B with weight 3 and 4 KiB at depth `deep`."""
+    """The bytes of B divided by those of A. A has weight 1 and the given load; B has weight 3 and 4 KiB requests at
+    depth `deep`."""
     with serve("--device", device, "--tenant", "a=256M,weight=100", "--tenant", "b=256M,weight=300",
                "--policy", policy) as server:  # fmt: skip
         a, b = together(
@@ -26,8 +27,8 @@ def share_of(policy, device=PACED, bs="64k", depth=32, deep=64, seconds=9):
 
 
 def entitled(bars, name, within, policy, *load, **more):
-    """1:3 in one of three runs: while a client has no CPU its queue runs dry, and the other gets its turns. A real defect of
-    the shares appears in all of them."""
+    """The shares are 1:3 in at least one of three runs. While a client has no CPU its queue runs empty, and the other client
+    gets its service, so a single run may differ; a real defect of the shares appears in all runs."""
     tried = []
     for _ in range(3):
         fair, total = share_of(policy, *load, **more)
@@ -64,7 +65,8 @@ garbage = { over-provisioning = 0.078, erase-us = 1000, programs-per-erase = 256
 
 
 def test_shares_by_the_device():
-    """d2fq dispatches at submission; the software controller's queue classes share; before a timed device and before a file."""
+    """d2fq dispatches requests when they are submitted, and the queue classes of the software controller divide the device: a
+    timed device, and a file."""
     need("fio")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairq-"))
@@ -85,12 +87,12 @@ def test_shares_by_the_device():
 
 
 def test_shares_by_tokens_and_within_limits():
-    """kyber-fair hands out bytes a period at a time; nass+bfq limits the large requests and must not reduce their bytes; nass+cfq
-    shares time, which is bytes if requests are alike. B's queue is deeper than with mqfq: a queue that runs dry for a moment loses
-    the rest of its period."""
+    """kyber-fair distributes bytes in periods; nass+bfq limits the large requests and must not reduce their bytes; nass+cfq shares
+    time, which has the same effect as sharing bytes if requests are alike. B's queue is deeper than in the test of mqfq, because a
+    queue that runs empty for a moment loses the rest of its period."""
     need("fio")
     said = []
-    # Slices of time are the coarsest: a stall of the machine is a tenth of a slice.
+    # Shares by slices of time are the least exact, because a stall of the machine may take a tenth of a slice.
     with recorded("bench/clients/run shares_by_tokens_and_within_limits") as bars:
         for policy, bs, within in (("kyber-fair", "64k", 0.05), ("nass+bfq", "64k", 0.05), ("nass+cfq", "4k", 0.1)):
             name = f"{policy}, {bs} beside 4k"
@@ -99,10 +101,10 @@ def test_shares_by_tokens_and_within_limits():
 
 
 def test_shares_of_a_shallow_drive():
-    """Two clients of 64 requests each on a drive that takes 32. They send and receive in batches, so that either has few or none
-    staged for moments: kyber-fair must not hand out tokens at each of these, nor may NASS give the place to the other for good; and
-    NASS around CFQ must use the drive. It reads at a quarter of the model's speed, so that clients on a slow machine can keep it
-    busy."""
+    """Two clients of 64 requests each on a drive that takes 32. They send and receive in batches, so that at times one of them has
+    few or no staged requests. kyber-fair must not distribute tokens at each of these moments, NASS must not give one client's place
+    to the other for ever, and NASS around CFQ must use the drive. The drive reads at a quarter of the model's speed, so that
+    clients on a slow machine can keep it busy."""
     need("fio")
     with open(os.path.join(ROOT, "crates/device/profiles/intel-530.toml"), encoding="utf-8") as text:
         profile = text.read()
@@ -130,7 +132,8 @@ def p99_ms(job):
 
 
 def test_latency():
-    """A tenant at depth 1 beside a flood at depth 256 waits at most twice as long as alone, and one device service time.
+    """A request of a tenant at depth 1 beside a flood at depth 256 takes at most twice as long as alone, plus one
+    service time of the device.
 
     The device is slow, so a client's waits for a CPU on a busy machine are small beside the latencies."""
     need("fio")
@@ -150,7 +153,8 @@ def test_latency():
             check(flooded["read"]["iops"] > 250, f"the flood was none: {flooded['read']['iops']:.0f} IOPS of 400")
             return alone, beside, 2 * alone + service_ms
 
-    # A newcomer may wait for T, the lead of other tenants: here one request, at 400 a second.
+    # A request of a newly active tenant may wait until other tenants have used their lead of T: here one request, at
+    # 400 requests a second.
     alone, beside, bound = beside_flood("mqfq:threshold=4k")
     said = f"p99 {beside:.1f} ms beside the flood, {alone:.1f} ms alone"
     check(beside <= bound, f"mqfq: {said}; the bound is {bound:.1f} ms")

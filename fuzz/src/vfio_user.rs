@@ -60,7 +60,7 @@ impl Host {
         let (stream, theirs) = UnixStream::pair().expect("there are files");
         let (tenant, flow, file, read_only) = (0, self.flow, 0, false);
         let volume = Volume { tenant, flow, file, base, size, read_only, block: 512 };
-        let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 4096 };
+        let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 4096, whole: None };
         let shards = self.shards.clone();
         let send = move |shard, message| {
             if let Some(shards) = &*shards.lock().expect("nothing panics") {

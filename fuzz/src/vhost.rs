@@ -112,7 +112,7 @@ pub fn messages(data: &[u8]) {
     let (ours, theirs) = UnixStream::pair().expect("there are files");
     let (tenant, file, base, size) = (0, 0, 0, 1 << 20);
     let volume = Volume { tenant, flow, file, base, size, read_only: false, block: 512 };
-    let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 4096 };
+    let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 4096, whole: None };
     // A shard that has nothing to do.
     let send = |_shard, message| match message {
         Message::Stop { reply, .. } => drop(reply.send(7)),

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Cgroups on a drive, as block/blk-cgroup.c has them: when a policy's functions are called, and with which locks. */
+/*
+ * A model of block/blk-cgroup.c: it calls a policy's functions at the same points, and under the
+ * same locks.
+ */
 #include "group.h"
 
 struct cftype fairq_files[1];
 struct blkcg_gq *root_group;
 u32 rcu_readers;
 static bool is_active;
-/* Held while one is freed, and while the policy goes. */
+/* Stands for q->blkcg_mutex: set while a cgroup is freed, and while the policy is deactivated. */
 static bool is_freeing;
 
 /* Under the queue's lock. */
@@ -79,7 +82,7 @@ void free_group_of(struct blkcg_gq *blkg)
 	while (is_freeing)
 		step();
 	is_freeing = true;
-	/* As in Linux: before it leaves the list. */
+	/* As in Linux, the policy's data are freed before the cgroup leaves the list. */
 	if (blkg->pd)
 		fairq_policy.pd_free_fn(blkg->pd);
 	step();

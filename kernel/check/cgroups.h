@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* As much of Linux's cgroups as ../module/group.c is written against. Part of linux.h; cgroups.c does it. */
+/*
+ * Declarations of Linux's cgroups that ../module/group.c uses. linux.h includes this file, and
+ * cgroups.c implements the functions.
+ */
 #ifndef FAIRQ_CHECK_CGROUPS_H
 #define FAIRQ_CHECK_CGROUPS_H
 
 #define __percpu
-/* The model has one CPU for them. */
+/* The model has one copy of per-CPU data. */
 #define alloc_percpu_gfp(type, gfp) ((type *)take_memory(sizeof(type)))
 #define alloc_percpu(type) alloc_percpu_gfp(type, 0)
 #define get_cpu_ptr(pointer) (pointer)
@@ -35,7 +38,7 @@ struct blkcg_policy {
 	void (*pd_offline_fn)(struct blkg_policy_data *pd);
 	void (*pd_free_fn)(struct blkg_policy_data *pd);
 };
-/* A cgroup, which is on the one drive only. */
+/* A cgroup. The model has one drive, so a cgroup has one blkcg_gq. */
 struct cgroup_subsys_state { struct { int unused; } *cgroup; };
 struct blkcg {
 	struct cgroup_subsys_state css;
@@ -48,7 +51,7 @@ struct blkcg_gq {
 	struct blkcg *blkcg;
 	struct blkcg_gq *parent;
 	struct blkg_policy_data *pd;
-	/* The model's own. */
+	/* Fields that only the model has. */
 	u32 users, children;
 	bool is_dying;
 };
@@ -68,12 +71,15 @@ void blkcg_deactivate_policy(struct gendisk *disk, const struct blkcg_policy *po
 #define blkcg_policy_register(policy) ((void)(policy), 0)
 #define blkcg_policy_unregister(policy) ((void)(policy))
 
-/* cgroups.c; the drive's own cgroups. */
+/* In cgroups.c: the root cgroup on the drive. */
 extern struct blkcg_gq *root_group;
 /* Under the queue's lock. */
 struct blkcg_gq *make_group(struct request_queue *q, struct blkcg_gq *parent, u32 weight);
 void remove_group(struct blkcg_gq *blkg);
-/* A removed one without users: it is freed later, without the lock; then it leaves the list of all. */
+/*
+ * Returns a removed cgroup without users, or NULL. The caller frees it by free_group_of(), which
+ * takes the queue's lock and removes the cgroup from the queue's list.
+ */
 struct blkcg_gq *unused_group(struct request_queue *q);
 void free_group_of(struct blkcg_gq *blkg);
 void forget_groups(void);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The schedulers as the kernel gets them (the same machine code) in a program: driven at random, on a stack that is
- * measured. Fails where
+ * Calls the schedulers' C functions at random, in a program, on a stack whose use is measured. The
+ * code of the schedulers is the machine code that the module contains. The program fails if
  *
- * - building one takes more than BUILD bytes of stack, or any other function more than VERB: the kernel's has 16 KiB,
- *   of which selecting a scheduler has some 3 KiB in use when it gets there (its memory is taken before), and a request
- *   in a file system on a stacked drive may have 10 KiB; TICK for what a thread calls;
- * - one takes more memory than fairq_core_size() says, or a verb takes any, or knobs take more than FAIRQ_SCRATCH;
- * - a request is lost, comes twice, or stays although nothing holds it back.
+ * - a call uses more stack than BUILD bytes (building a scheduler), TICK (a tick, which a thread
+ *   calls) or VERB (any other function). The kernel's stack has 16 KiB, of which the selection of a
+ *   scheduler already uses some 3 KiB, and a request of a file system on a stacked drive up to 10;
+ * - a scheduler uses more memory than fairq_core_size() returns, a verb allocates memory, or the
+ *   functions of knobs use more than FAIRQ_SCRATCH;
+ * - a request is lost, is dispatched twice, or stays staged though the scheduler could dispatch it.
  *
- * Prints what each took. Stack is only bounded with --stack, for the code that goes into the module.
+ * Prints the use of stack and memory of each scheduler. Stack is bounded only with --stack.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -49,7 +50,7 @@ unsigned long fairq_lock(void *lock) { return ++*(u64 *)lock == 1 ? 1 : 0; }
 void fairq_unlock(void *lock, unsigned long flags)
 {
 	if (!flags || --*(u64 *)lock)
-		fail("%s takes a lock that it has", now);
+		fail("%s takes a lock that it already holds", now);
 }
 
 void __noreturn fairq_panicked(const char *text, size_t length)
@@ -57,7 +58,7 @@ void __noreturn fairq_panicked(const char *text, size_t length)
 	fail("panicked: %.*s", (int)length, text);
 }
 
-/* Calls it on the painted stack, and says how much of that it took. */
+/* Calls the function on the painted stack; returns the number of bytes of stack that it used. */
 static size_t on_stack(void (*function)(void), size_t size)
 {
 	size_t left;
@@ -81,7 +82,8 @@ static unsigned int chance(unsigned int of)
 
 static struct fairq_engine *engine;
 static struct fairq_wanted wanted;
-static int answer;
+/* Volatile: the compiler does not see that on_stack() calls what writes it. */
+static volatile int answer;
 
 /* The arguments and results of the functions below. */
 static struct fairq_order order;
@@ -92,7 +94,8 @@ static struct fairq_state told;
 static struct fairq_flow_state flow_told;
 static struct fairq_why why;
 static u32 port;
-static u64 now_ns, next_ns, flow;
+static u64 now_ns, flow;
+static volatile u64 next_ns;
 static u32 weight;
 static struct fairq_weight weights[FAIRQ_WEIGHTS];
 
@@ -101,7 +104,7 @@ static u64 value;
 
 static size_t most_scratch;
 
-/* Memory for a call. */
+/* Lends memory for one call, and updates the most that a call has used. */
 static void lend(void)
 {
 	size_t used = fairq_core_lend(arena, FAIRQ_SCRATCH);
@@ -109,7 +112,7 @@ static void lend(void)
 	most_scratch = used > most_scratch ? used : most_scratch;
 }
 
-/* Reads and writes the files of queue/iosched. */
+/* Calls the functions behind the files of queue/iosched, for each knob. */
 static void knobs(void)
 {
 	u32 knob, scheduler = wanted.scheduler;
@@ -120,7 +123,7 @@ static void knobs(void)
 		length = fairq_core_value(scheduler, knob, wanted.slots, wanted.keys, wanted.key_count, text, sizeof(text));
 		lend();
 		if (!length || fairq_core_parse(scheduler, knob, text, length, &value) < 0)
-			fail("what knob %u is cannot be written: %.*s", knob, (int)length, text);
+			fail("the value of knob %u cannot be written back: %.*s", knob, (int)length, text);
 		fairq_core_change(scheduler, knob, wanted.slots, true, value, &change);
 	}
 	lend();
@@ -141,6 +144,8 @@ static void weigh(void) { fairq_core_set_weights(engine, weights, FAIRQ_WEIGHTS)
 static void take_away(void) { fairq_core_remove_flow(engine, flow, &wake); }
 static void tick(void) { next_ns = fairq_core_tick(engine, now_ns, &wake); }
 static void tune(void) { answer = fairq_core_tune(engine, &change, &wake); }
+static struct fairq_class_weights classes;
+static void weights_of(void) { answer = fairq_core_class_weights(engine, &classes); }
 static void tell(void) { fairq_core_tell(engine, &told); }
 static void tell_flow(void) { fairq_core_tell_flow(engine, port, flow, &flow_told); }
 static void explain(void) { fairq_core_why(engine, port, order.tag, &why); }
@@ -179,7 +184,7 @@ static void put(u32 tag, int to)
 	place[port][tag] = to;
 }
 
-/* Asks a port until it has nothing more to give. */
+/* Dispatches requests of the port until the scheduler returns none. */
 static void ask(void)
 {
 	for (;;) {
@@ -189,7 +194,7 @@ static void ask(void)
 		if (chosen.what != FAIRQ_ISSUE)
 			break;
 		if (chosen.tag >= wanted.tags || place[port][chosen.tag] != STAGED)
-			fail("gave the request %u of port %u, which is not staged", chosen.tag, port);
+			fail("dispatches request %u of port %u, which is not staged", chosen.tag, port);
 		put(chosen.tag, ISSUED);
 		order.tag = chosen.tag;
 		VERB_OF(explain);
@@ -215,6 +220,15 @@ static void settle(void)
 	if (round == 10000)
 		fail("ports wake each other without end");
 	port = own;
+}
+
+static bool needs_classes(void) { return fairq_core_needs_classes(wanted.scheduler); }
+
+/* A scheduler of classes holds nothing back; any other one issues all in the medium class. */
+static void check_class(void)
+{
+	if (answer > 4 || (needs_classes() ? answer == 0 : answer > 0 && answer != 3))
+		fail("%s answers %d", now, answer);
 }
 
 static void drive(u32 steps)
@@ -248,6 +262,7 @@ static void drive(u32 steps)
 			VERB_OF(submit);
 			if (answer < 0)
 				fail("a request was refused");
+			check_class();
 			put(tag, answer ? ISSUED : STAGED);
 			break;
 		case STAGED:
@@ -257,6 +272,7 @@ static void drive(u32 steps)
 		default:
 			if (!chance(16)) {
 				VERB_OF(requeue);
+				check_class();
 				if (answer >= 0)
 					put(tag, answer ? ISSUED : STAGED);
 			} else {
@@ -269,6 +285,12 @@ static void drive(u32 steps)
 		VERB_OF(admits);
 		VERB_OF(tell);
 		VERB_OF(tell_flow);
+		VERB_OF(weights_of);
+		if (answer != needs_classes())
+			fail("has weights for classes that it does not need, or none");
+		if (answer && (!classes.high || classes.high > 256 || classes.medium > classes.high || !classes.low ||
+			       classes.low > classes.medium))
+			fail("has weights of %u, %u and %u", classes.high, classes.medium, classes.low);
 		if (!chance(32)) {
 			for (i = 0; i < FAIRQ_WEIGHTS; i++)
 				weights[i] = (struct fairq_weight) { flows[chance(FLOWS)], 256 * (1 + chance(1000)) };
@@ -289,7 +311,7 @@ static void drive(u32 steps)
 			settle();
 		}
 	}
-	/* All that is left is served. */
+	/* Completes all requests that are left; the scheduler has to dispatch all staged ones. */
 	for (idle = 0; count[STAGED] + count[ISSUED] && idle < 2000; idle++) {
 		for (port = 0; port < wanted.ports; port++) {
 			for (tag = 0; tag < wanted.tags; tag++) {
@@ -313,10 +335,13 @@ static void drive(u32 steps)
 		settle();
 	}
 	if (count[STAGED])
-		fail("%u requests stay although nothing is on the device", count[STAGED]);
+		fail("%u requests are still staged, and none is on the device", count[STAGED]);
 }
 
-/* Builds one of this shape; how many bytes of stack, and what part of the memory that there is for it. */
+/*
+ * Builds a scheduler of this shape. Updates the most stack used, in bytes, and the most memory
+ * used, in percent of its bound.
+ */
 static void try_shape(u32 steps, size_t *most_build, u64 *most_percent)
 {
 	u64 bound = fairq_core_size(wanted.ports, wanted.tags, wanted.flows), used;
@@ -363,7 +388,7 @@ int main(int count, char **words)
 		most_verb = most_tick = 0;
 		wanted.slots = 16;
 		wanted.keys = keys;
-		/* As it is by default, with costs by the device, and with a D that is searched for. */
+		/* The default configuration, `cost` = `device`, and `slots` = `auto`. */
 		for (kind = 0; kind < 3; kind++) {
 			wanted.key_count = 0;
 			for (knob = 0; kind; knob++) {
@@ -395,7 +420,7 @@ int main(int count, char **words)
 		if (measures_stack && build > BUILD)
 			fail("building takes %zu bytes of stack, more than %d", build, BUILD);
 		if (percent > 100)
-			fail("takes %llu %% of the memory that fairq_core_size() says", (unsigned long long)percent);
+			fail("uses %llu %% of the memory that fairq_core_size() allows", (unsigned long long)percent);
 		printf("%s: stack: built in %zu bytes, %s in %zu, tick in %zu; memory: %llu %% of the bound\n", name, build,
 		       most_name, most_verb, most_tick, (unsigned long long)percent);
 	}

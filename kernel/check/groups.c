@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Many cgroups on one drive, with ../module/group.c as it is and the schedulers.
+ * Runs ../module/group.c, unchanged, and the schedulers with many cgroups on one drive. Fails if
  *
- * Fails where
- * - a cgroup is root's although the scheduler has a flow for it: cgroups go and come, and the work
- *   runs as in the module;
- * - a parent's part is not shared by its children's weights;
- * - more than one in a hundred of the stretches with interrupts off takes longer than STRETCH_NS of
- *   processor time, with as many cgroups as there can be: the queue's lock is held when a scheduler
- *   is selected, when it is made anew, when a heavy cgroup falls silent, and when all of them go; the
- *   schedulers' own lock in their ticks. (A single stretch is no evidence: a hypervisor that takes
- *   the processor away counts as its time.)
+ * - a cgroup still uses root's flow in the end although the scheduler has a free flow for it, after
+ *   cgroups were removed and added and the module's work has run;
+ * - children do not share their parent's part by their weights;
+ * - more than half of the stretches with interrupts off take more than STRETCH_NS of CPU time, with
+ *   the greatest number of cgroups. Interrupts are off while the queue's lock is held (a scheduler
+ *   is selected or rebuilt, a heavy cgroup stops sending, all cgroups are removed), and while a
+ *   tick holds a scheduler's own lock. One long stretch proves nothing, because time in which a
+ *   hypervisor stops the CPU counts, too.
  */
 #include <stdarg.h>
 #include <time.h>
@@ -69,8 +68,8 @@ void fairq_run_later(struct fairq_queue *of, const struct fairq_wake *wake)
 }
 
 /*
- * The times for which the lock is held: their sum, the longest, their number, and the number of
- * those that are too long.
+ * The stretches for which the lock is held: when the present one began, the length of the longest,
+ * their number, and the number of those longer than STRETCH_NS.
  */
 static u64 taken_ns, longest_ns;
 static u32 stretches, too_long;
@@ -102,14 +101,15 @@ static void end_stretches(void)
 	printf("groups: %s: %u stretches without interrupts, the longest of %llu us, %u above %u us\n", doing, stretches,
 	       (unsigned long long)longest_ns / 1000, too_long, STRETCH_NS / 1000);
 	/*
-	 * The time is that of a CPU which other work shares, caches and host included: beside compilers
-	 * up to 14 in 100 are longer. A stretch that walks more than its part is longer each time.
+	 * Other work on the machine makes stretches longer through the caches and the hypervisor:
+	 * beside compilers up to 14 in 100. A function that visits too many groups makes nearly all
+	 * of them longer.
 	 */
 	if (too_long > 1 + stretches / 2)
 		fail("%u of %u stretches take longer than %u us", too_long, stretches, STRETCH_NS / 1000);
 }
 
-/* The module's work: runs each woken port until it has no request. */
+/* Stands for the module's work: calls the scheduler once for each woken port. */
 static void ask(void)
 {
 	struct fairq_wake wake = asked;
@@ -122,7 +122,7 @@ static void ask(void)
 			fairq_core_next(fq.engine, i, ktime_get_ns(), &chosen, &asked);
 }
 
-/* A number in the list of schedulers of kernel/core/src/engine.rs. */
+/* Indices in the list of schedulers in ../core/src/engine.rs. */
 enum { MQFQ = 0, KYBER_FAIR = 3 };
 static u32 scheduler = MQFQ;
 
@@ -141,7 +141,7 @@ static void build(u32 flows)
 	fq.root = fairq_core_root(fq.engine);
 }
 
-/* A drive with a scheduler for so many cgroups, root among them. */
+/* Begins with a new drive whose scheduler has `flows` flows, one of them root's. */
 static void begin(u32 flows)
 {
 	fq = (struct fairq_queue) { .q = &queue, .nr_ports = 2 };
@@ -164,7 +164,7 @@ static u32 without_flow(u32 count)
 	return without;
 }
 
-/* They all go, and as many come. */
+/* Removes all cgroups and adds as many; each has to get a flow of its own. */
 static void come_again(u32 flows, u32 count, bool is_asked)
 {
 	u32 i, without;
@@ -175,7 +175,7 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 	for (i = 0; i < count; i++)
 		all[i] = make_group(&queue, root_group, 100);
 	if (without_flow(count))
-		fail("%u of the first %u cgroups are root's", without_flow(count), count);
+		fail("%u of the first %u cgroups use root's flow", without_flow(count), count);
 	for (i = 0; i < count; i++)
 		remove_group(all[i]);
 	if (is_asked)
@@ -189,10 +189,10 @@ static void come_again(u32 flows, u32 count, bool is_asked)
 		ask();
 		fairq_weigh(&fq);
 	}
-	printf("groups: of %u cgroups that come again%s %u are root's at first, and %u after %u looks\n", count,
-	       is_asked ? ", the ports asked," : "", without, without_flow(count), i);
+	printf("groups: of %u cgroups added again%s %u use root's flow at first, and %u after %u scans\n", count,
+	       is_asked ? " after the ports ran" : "", without, without_flow(count), i);
 	if (without_flow(count))
-		fail("%u of %u cgroups stay root's", without_flow(count), count);
+		fail("%u of %u cgroups still use root's flow", without_flow(count), count);
 }
 
 /* Sends a request of a cgroup. */
@@ -206,7 +206,10 @@ static void send(struct blkcg_gq *blkg)
 	blkg_put(kept);
 }
 
-/* Beside a cgroup of 400 one of 200 whose children of 50 and 150 send. */
+/*
+ * A cgroup of weight 400 sends, and so do children of weights 50 and 150 of a cgroup of weight 200:
+ * they get two thirds, a twelfth and a quarter.
+ */
 static void nest(void)
 {
 	struct blkcg_gq *alone, *parent, *small, *large;
@@ -228,11 +231,14 @@ static void nest(void)
 	parts[2] = group_of(large)->given;
 	/* Divisions round. */
 	if (abs_diff(parts[0], WHOLE * 2 / 3) > 2 || abs_diff(parts[1], WHOLE / 12) > 2 || abs_diff(parts[2], WHOLE / 4) > 2)
-		fail("400, and 50 and 150 below 200, have %u, %u and %u of %llu", parts[0], parts[1], parts[2],
+		fail("weights 400, and 50 and 150 below 200, get %u, %u and %u of %llu", parts[0], parts[1], parts[2],
 		     (unsigned long long)WHOLE);
 }
 
-/* The work that comes by itself: a part of it visits all flows. The lock is that of the schedulers. */
+/*
+ * Measures the ticks of a scheduler, some of which visit all flows. A tick holds the scheduler's
+ * own lock.
+ */
 static void tick(u32 which, const char *what)
 {
 	u64 now_ns = 1;
@@ -250,7 +256,7 @@ static void tick(u32 which, const char *what)
 	end_stretches();
 }
 
-/* As many as there can be. */
+/* Measures stretches with the greatest number of cgroups. */
 static void be_many(void)
 {
 	struct blkcg_gq *heavy;
@@ -261,7 +267,7 @@ static void be_many(void)
 	for (i = 0; i < MOST; i++)
 		all[i] = make_group(&queue, root_group, 1);
 	heavy = make_group(&queue, root_group, 10000);
-	/* The block layer's own stretch, which is as long as it makes it, is not one of them. */
+	/* The stretch in which the block layer itself activates the policy does not count. */
 	begin_stretches("all cgroups get flows");
 	blkcg_activate_policy(&disk, &fairq_policy);
 	begin_stretches("all cgroups get flows");
@@ -269,7 +275,7 @@ static void be_many(void)
 	fairq_add_flows(&fq);
 	end_stretches();
 	if (without_flow(MOST))
-		fail("%u of %u cgroups are root's", without_flow(MOST), MOST);
+		fail("%u of %u cgroups use root's flow", without_flow(MOST), MOST);
 	begin_stretches("all cgroups send, and a heavy one falls silent");
 	for (look = 0; look < 7; look++) {
 		for (i = 0; i < MOST; i++)
@@ -280,14 +286,14 @@ static void be_many(void)
 	}
 	end_stretches();
 	if (group_of(all[0])->given != WHOLE / MOST)
-		fail("each has %u of %llu", group_of(all[0])->given, (unsigned long long)WHOLE);
-	begin_stretches("all cgroups get flows of a scheduler that is made anew");
+		fail("each cgroup has the part %u of %llu", group_of(all[0])->given, (unsigned long long)WHOLE);
+	begin_stretches("all cgroups get flows of a scheduler that was rebuilt");
 	build(MOST + 2);
 	fairq_add_flows(&fq);
 	end_stretches();
 	tick(KYBER_FAIR, "ticks of kyber-fair");
 	tick(MQFQ, "ticks of mqfq");
-	begin_stretches("all cgroups go");
+	begin_stretches("all cgroups are removed");
 	for (i = 0; i < MOST; i++) {
 		take(&queue.queue_lock);
 		remove_group(all[i]);

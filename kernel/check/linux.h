@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * As much of Linux as ../module/queue.c, staged.c, engine.c and group.c are written against: they are compiled as they
- * are, with this header before them and empty files for what they include. Where another CPU's steps can come in
- * between, there is a step() here: at each lock, and at each access without one.
+ * The part of Linux's interface that ../module/queue.c, staged.c, engine.c and group.c use. These
+ * files are compiled unchanged: this header is included first, and the headers of Linux that they
+ * include are empty files. Another CPU can run at each step(): at each lock, and at each access to
+ * shared memory without a lock.
  */
 #ifndef FAIRQ_CHECK_LINUX_H
 #define FAIRQ_CHECK_LINUX_H
@@ -17,6 +18,7 @@
 #include <string.h>
 
 typedef uint64_t u64;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef int32_t s32;
 typedef uint8_t u8;
@@ -60,7 +62,7 @@ typedef int64_t s64;
 #define PAGE_SIZE 4096UL
 #define GFP_KERNEL 0
 #define __GFP_NOWARN 0
-/* Full of zeroes; at the beginning of a page. */
+/* Returns zeroed memory that begins at a page boundary. */
 void *take_memory(size_t size);
 void give_memory(const void *memory);
 #define kzalloc(size, gfp) take_memory(size)
@@ -132,6 +134,7 @@ static inline struct llist_node *llist_reverse_order(struct llist_node *node)
 
 #define WARN_ON_ONCE(condition) ({ bool bad_ = !!(condition); if (bad_) fail("warned: %s", #condition); bad_; })
 #define pr_warn_once(...) fail(__VA_ARGS__)
+#define pr_warn(...) fail(__VA_ARGS__)
 #define pr_emerg(...) fail(__VA_ARGS__)
 #define BUG() abort()
 
@@ -182,11 +185,11 @@ bool is_awake(void);
 #define spin_lock_init(lock) ((lock)->owner = NULL)
 #define spin_lock_irqsave(lock, flags) ((flags) = 0, take(lock))
 #define spin_unlock_irqrestore(lock, flags) ((void)(flags), give(lock))
-/* Within a port's. */
+/* spin_lock() takes a lock while a port's lock is held. */
 #define spin_lock(lock) take_within(lock)
 #define spin_unlock(lock) ((lock)->owner = NULL)
 void take_within(spinlock_t *lock);
-/* Within all others. */
+/* Raw locks are taken after all other locks. */
 typedef struct { const void *owner; } raw_spinlock_t;
 void take_raw(raw_spinlock_t *lock);
 void give_raw(raw_spinlock_t *lock);
@@ -200,7 +203,7 @@ struct lock_class_key { int unused; };
 #define spin_unlock_irq(lock) give(lock)
 #define local_irq_disable()
 #define local_irq_enable()
-/* The number of CPUs in read-side sections; memory is freed after all of them. */
+/* The number of CPUs in RCU read-side sections; no cgroup is freed meanwhile. */
 extern u32 rcu_readers;
 #define rcu_read_lock() ((void)rcu_readers++)
 #define rcu_read_unlock() ((void)rcu_readers--)
@@ -224,7 +227,7 @@ struct hrtimer {
 };
 u64 ktime_get_ns(void);
 #define ns_to_ktime(ns) ((ktime_t)(ns))
-/* Looks at groups come twenty times as often as in Linux, so that a short run has many. */
+/* Scans of the groups are twenty times as frequent as in Linux, so that a short run has many. */
 #define msecs_to_jiffies(ms) ((u64)(ms) * 50000)
 void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*function)(struct hrtimer *), int clock, int mode);
 void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
@@ -232,10 +235,10 @@ void hrtimer_start(struct hrtimer *timer, ktime_t at, int mode);
 #define hrtimer_get_expires(timer) ((ktime_t)(timer)->expires_ns)
 #define ktime_to_ns(at) ((s64)(at))
 #define hrtimer_is_queued(timer) ((timer)->is_armed)
-/* Waits for the function if it runs; what that arms is disarmed. */
+/* Waits for the timer's function if it runs, and disarms the timer again if it has armed it. */
 void hrtimer_cancel(struct hrtimer *timer);
 
-/* Work for the kernel's threads: one item runs on one CPU at a time. */
+/* A work item, which one thread of the kernel runs at a time. */
 struct work_struct {
 	void (*function)(struct work_struct *work);
 	bool is_due, is_running;
@@ -251,19 +254,23 @@ void kblockd_schedule_work(struct work_struct *work);
 #define schedule_work(work) kblockd_schedule_work(work)
 void init_work(struct work_struct *work, void (*function)(struct work_struct *));
 void queue_delayed_work(const void *queue, struct delayed_work *work, u64 delay_ns);
+#define queue_work(queue, work) kblockd_schedule_work(work)
 #define INIT_WORK(work, function) init_work(work, function)
 #define INIT_DELAYED_WORK(delayed, function) init_delayed_work(delayed, function)
 void init_delayed_work(struct delayed_work *delayed, void (*function)(struct work_struct *));
-/* It does not run any more, and is not queued until it is enabled. */
+/*
+ * When this returns, the work item does not run and is not pending. It cannot be queued until it is
+ * enabled.
+ */
 void disable_work_sync(struct work_struct *work);
 void disable_delayed_work_sync(struct delayed_work *delayed);
 #define enable_work(work) ((work)->disabled--, step())
 #define enable_delayed_work(delayed) enable_work(&(delayed)->work)
-/* The same while this waits for it. */
+/* The same, but the work item can be queued again afterwards. */
 #define cancel_work_sync(work) (disable_work_sync(work), enable_work(work))
 #define cancel_delayed_work_sync(delayed) (disable_delayed_work_sync(delayed), enable_delayed_work(delayed))
 
-/* The number of users of a queue: it is frozen when there is none. */
+/* The number of users of a queue. freeze() waits until it is 0. */
 struct percpu_ref { u64 count; };
 #define percpu_ref_get(ref) ((void)(ref)->count++)
 #define percpu_ref_put(ref) (step(), (void)(ref)->count--)
@@ -271,7 +278,7 @@ struct percpu_ref { u64 count; };
 /* The block layer. */
 #define SECTOR_SHIFT 9
 enum { REQ_OP_READ, REQ_OP_WRITE, REQ_OP_DISCARD, REQ_OP_SECURE_ERASE, REQ_OP_WRITE_ZEROES };
-enum { BLK_MQ_F_BLOCKING = 1 };
+enum { BLK_MQ_F_BLOCKING = 1, RQF_USE_SCHED = 1 };
 enum { HCTX_TYPE_POLL = 2, QUEUE_FLAG_SQ_SCHED = 0 };
 struct blkcg_gq;
 struct request_queue;
@@ -289,7 +296,7 @@ struct blk_mq_hw_ctx {
 	u32 flags;
 	int numa_node;
 	struct blk_mq_tags *sched_tags;
-	/* The model's own. */
+	/* Fields that only the model has. */
 	struct list_head dispatch;
 	bool is_due, wants_restart;
 };
@@ -298,11 +305,12 @@ struct request {
 	struct request_queue *q;
 	struct blk_mq_hw_ctx *mq_hctx;
 	int internal_tag;
+	u32 rq_flags;
 	struct { void *priv[2]; } elv;
 	struct bio *bio, *biotail;
 	u64 offset;
 	u32 length, op;
-	/* The model's own. */
+	/* Fields that only the model has. */
 	struct blkcg_gq *blkg;
 	u64 due_ns;
 	int where;
@@ -312,7 +320,7 @@ struct blk_mq_tag_set {
 	u32 queue_depth, flags, nr_maps;
 	struct { u32 nr_queues; } map[3];
 };
-struct gendisk { int node_id; struct request_queue *queue; };
+struct gendisk { const char *disk_name; int node_id; struct request_queue *queue; };
 struct request_queue {
 	spinlock_t queue_lock;
 	struct elevator_queue *elevator;
@@ -343,7 +351,7 @@ struct elevator_mq_ops {
 	struct request *(*dispatch_request)(struct blk_mq_hw_ctx *hctx);
 	bool (*has_work)(struct blk_mq_hw_ctx *hctx);
 };
-struct elevator_type { struct elevator_mq_ops ops; };
+struct elevator_type { struct elevator_mq_ops ops; const char *elevator_name; };
 struct elevator_queue {
 	struct elevator_type *type;
 	void *elevator_data;
@@ -371,6 +379,9 @@ bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, 
 #define elv_rqhash_del(q, rq) ((void)(rq))
 void blk_mq_free_requests(struct list_head *list);
 void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async);
+/* A driver with queue classes. */
+#define symbol_get(name) (&(name))
+#define symbol_put(name) ((void)(name))
 #define blk_mq_freeze_queue(q) 0
 #define blk_mq_unfreeze_queue(q, flags)
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A machine whose CPUs take their steps in random order: locks, timers, work and memory as Linux
- * has them.
+ * A model of a machine with the locks, timers, work items and memory of Linux. Its runners (tasks,
+ * threads and interrupts) take steps in random order.
  *
- * - A timer's function and a work item run on one CPU at a time, and while others run. The CPU that
- * cancels one waits for it. - Memory that was given back faults. It must not have a timer or a work
- * item in it that could still run. - Locks are taken in the right order, once, and not with a lock
- * by an interrupt that could not have come.
+ * - A timer's function, and a work item, runs on at most one CPU at a time, while other CPUs run.
+ *   The CPU that cancels it waits until it has ended.
+ * - An access to freed memory fails. Memory that is freed must not contain a timer or a work item
+ *   that is pending or runs.
+ * - A runner takes locks in the order of ../module/fairq.h, and none that it already holds.
  */
 #include <signal.h>
 #include <stdarg.h>
@@ -24,7 +25,10 @@ u64 interleaving, now;
 struct request_queue queue;
 struct hrtimer *timers;
 
-/* A task without a lock may be preempted: once in so many steps, and for at most so many steps of others. */
+/*
+ * A task that holds no lock is preempted once in PREEMPTED steps on average, for fewer than AWAY
+ * steps of the machine.
+ */
 #define PREEMPTED 2000
 #define AWAY 4000
 
@@ -36,7 +40,10 @@ static u64 seed, steps;
 static struct work_struct *works;
 static unsigned char stacks[MOST_RUNNERS][STACK] __attribute__((aligned(64)));
 
-/* Each piece begins at a page, behind one that is never there; how many bytes it has, by its page. */
+/*
+ * Each piece of memory begins at a page boundary, and an inaccessible page follows it. `bytes_of`
+ * has the size of each piece, at the index of its first page.
+ */
 static unsigned char *memory;
 static u64 memory_used;
 static u32 bytes_of[MEMORY / PAGE_SIZE];
@@ -58,7 +65,7 @@ static void faulted(int signal, siginfo_t *info, void *context)
 
 	(void)signal;
 	(void)context;
-	fail(at < MEMORY ? "memory is used that was given back" : "faults");
+	fail(at < MEMORY ? "memory is used that is not allocated" : "invalid access to memory");
 }
 
 u32 chance(u32 of)
@@ -69,7 +76,7 @@ u32 chance(u32 of)
 	return (u32)(seed >> 33) % of;
 }
 
-/* Keeps where this one stands, and goes on where the other one does. */
+/* Saves the registers and the stack pointer of this runner, and continues another one. */
 void switch_to(void **stands, void *other);
 asm(".globl switch_to\n"
     "switch_to:\n"
@@ -78,12 +85,12 @@ asm(".globl switch_to\n"
     "	pop %r15\n	pop %r14\n	pop %r13\n	pop %r12\n	pop %rbp\n	pop %rbx\n"
     "	ret\n");
 
-/* Another one may run here. */
+/* Switches to the scheduler of runners, which may let another runner run. */
 void step(void)
 {
 	struct runner *self = running;
 
-	/* While the model is set up. */
+	/* No runner runs while the model is set up. */
 	if (!self)
 		return;
 	now += 50;
@@ -125,7 +132,7 @@ void add_runner(void (*function)(struct runner *), bool (*has)(struct runner *),
 	void **top = (void **)(stacks[runner_count++] + STACK);
 
 	*self = (struct runner) { .function = function, .has_something = has, .number = number, .is_interrupt = is_interrupt };
-	/* As if it had been called: where it begins, below an address that is not returned to. */
+	/* An initial stack: switch_to() returns to enter(), which never returns to NULL. */
 	*--top = NULL;
 	*--top = (void *)enter;
 	self->stands = top - 6;
@@ -165,7 +172,7 @@ void take(spinlock_t *lock)
 	if (!self)
 		return;
 	if (self->has_ports || (is_queues && self->has_queues))
-		fail("takes the %s's lock within a lock that it must not be within", is_queues ? "queue" : "port");
+		fail("takes the %s's lock out of order, or twice", is_queues ? "queue" : "port");
 	while (lock->owner)
 		step();
 	lock->owner = self;
@@ -210,7 +217,7 @@ void give_raw(raw_spinlock_t *lock)
 bool irqs_disabled(void) { return running && (running->has_queues || running->has_ports || running->raws); }
 const struct task_struct *current_task(void) { return (const void *)running; }
 bool in_interrupt(void) { return running && running->is_interrupt; }
-/* A task sends what it has kept back when it is about to sleep, too. */
+/* A task also flushes its plug when it is about to sleep; it then does not count as running. */
 bool is_awake(void) { return chance(4); }
 u64 ktime_get_ns(void) { return now; }
 
@@ -381,11 +388,11 @@ void *take_memory(size_t size)
 	bytes_of[memory_used / PAGE_SIZE] = bytes;
 	memory_used += bytes + PAGE_SIZE;
 	if (memory_used > MEMORY || mprotect(piece, bytes, PROT_READ | PROT_WRITE))
-		fail("takes more memory than there is");
+		fail("the model has no more memory");
 	return piece;
 }
 
-/* Timers and work that are in this piece are gone with it. */
+/* Removes the timers of a freed piece from the list; none of them may be armed or run. */
 static void give_timers(const unsigned char *piece, size_t bytes)
 {
 	struct hrtimer **timer;
@@ -396,7 +403,7 @@ static void give_timers(const unsigned char *piece, size_t bytes)
 			continue;
 		}
 		if ((*timer)->is_armed || (*timer)->is_running)
-			fail("memory is given back with a timer that %s", (*timer)->is_running ? "runs" : "is armed");
+			fail("memory is freed with a timer that %s", (*timer)->is_running ? "runs" : "is armed");
 		*timer = (*timer)->next;
 	}
 }
@@ -411,7 +418,7 @@ static void give_works(const unsigned char *piece, size_t bytes)
 			continue;
 		}
 		if ((*work)->is_due || (*work)->is_running)
-			fail("memory is given back with work that %s", (*work)->is_running ? "runs" : "is due");
+			fail("memory is freed with a work item that %s", (*work)->is_running ? "runs" : "is due");
 		*work = (*work)->next;
 	}
 }
@@ -427,7 +434,7 @@ void give_memory(const void *given)
 	give_timers(piece, bytes);
 	give_works(piece, bytes);
 	if (mprotect(piece, bytes, PROT_NONE))
-		fail("memory cannot be given back");
+		fail("memory cannot be freed");
 }
 
 void start_machine(u64 number, u64 from)

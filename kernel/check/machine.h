@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A machine of several CPUs whose steps come in random order: machine.c. */
+/* A model of a machine: runners take steps in random order. See machine.c. */
 #ifndef FAIRQ_CHECK_MACHINE_H
 #define FAIRQ_CHECK_MACHINE_H
 
 #include "fairq.h"
 
-/* One that runs: a CPU with what it does. */
+/* A runner: a task, a thread or an interrupt of the machine, on a CPU of its own. */
 struct runner {
-	/* Where it stands, while another one runs. */
+	/* Its stack pointer, saved while another runner runs. */
 	void *stands;
 	void (*function)(struct runner *self);
-	/* Whether it has something to do. */
+	/* Whether an idle runner can go on. */
 	bool (*has_something)(struct runner *self);
 	u32 number;
 	bool is_interrupt, is_idle, is_done;
-	/* The locks that it has: the queue's, or a port's, or a port's within the queue's. */
+	/* Whether it holds the queue's lock and a port's lock; it takes the queue's lock first. */
 	bool has_queues, has_ports;
-	/* The number of raw locks, which are inside all others, that it holds. */
+	/* The number of raw locks that it holds; they are taken after all other locks. */
 	u32 raws;
-	/* It is preempted until so many steps have been taken. */
+	/* It is preempted until the machine has taken this number of steps. */
 	u64 away_until;
-	/* Every other allocation of it fails. */
+	/* Half of its allocations fail, at random. */
 	bool is_short_of_memory;
 };
 
-/* Which interleaving of which scheduler this is. */
+/* The name of the scheduler and the number of the interleaving, for messages. */
 extern char name[FAIRQ_NAME];
 extern u64 interleaving;
 extern struct request_queue queue;
@@ -32,14 +32,14 @@ extern u64 now;
 extern struct hrtimer *timers;
 
 u32 chance(u32 of);
-/* A machine without runners, timers, work and memory that was not given back. */
+/* Starts a machine without runners, timers and work, whose memory is all free. */
 void start_machine(u64 number, u64 seed);
 void add_runner(void (*function)(struct runner *), bool (*has)(struct runner *), u32 number, bool is_interrupt);
-/* The CPUs' own work: two that take timers' interrupts, and two threads for work. */
+/* Adds the kernel's runners: two that run expired timers, and two that run work items. */
 void add_kernel(void);
-/* Runs one of those that can for a step. False: none can. */
+/* Lets a random runner that can run take a step. Returns false if none can. */
 bool run_one(void);
-/* For a runner: there is nothing to do until its has_something() says so, or `holds` does. */
+/* For the running runner: waits until its has_something(), or `holds`, returns true. */
 void idle(void);
 void wait_until(bool (*holds)(struct runner *self));
 

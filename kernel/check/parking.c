@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The module's own part in keeping requests moving (../module/queue.c, staged.c, engine.c and
- * group.c, as they are), with the schedulers as the kernel gets them, driven by random
- * interleavings of CPUs (machine.c): tasks that send requests, the kernel's threads, the drive's
- * interrupts, timers, and administrators. Which one runs changes at each lock and at each access
- * without one (linux.h).
+ * Runs ../module/queue.c, staged.c, engine.c and group.c, unchanged, and the schedulers in random
+ * interleavings of runners (machine.c): tasks that send requests, the kernel's threads, the drive's
+ * interrupts, timers, and administrators. Another runner can run at each lock and at each access
+ * without one (linux.h). The program fails if
  *
- * Fails where
- * - a request is sent twice, or before it came, or stays while the drive has nothing to do and nothing is on its way;
- * - the scheduler ticks and the groups are not weighed any more;
- * - a scheduler is ended or made anew, and a timer or work of its could still run, or does;
- * - a lock is taken in the wrong order, twice, or by an interrupt that could not have come;
- * - a request that nobody waits for may have more tags than queue/async_depth;
- * - nothing can run any more.
+ * - a request is sent twice or before it was inserted, or is never completed;
+ * - the scheduler's ticks continue, but the groups are no longer scanned;
+ * - a timer or work item of a scheduler that was stopped or rebuilt is pending or runs;
+ * - a lock is taken in the wrong order or twice, or an interrupt runs a hardware context;
+ * - asynchronous requests may have more tags than queue/async_depth;
+ * - an interleaving does not end.
  *
- * parking [FIRST [COUNT [LOAD]]]: the interleavings of these numbers; LOAD: tasks send so many times the requests. The
- * number of one that failed is printed: with the same LOAD it is the same each time.
+ * parking [FIRST [COUNT [LOAD]]] runs COUNT interleavings, the first of which has the number FIRST;
+ * tasks send LOAD times as many requests. The number of a failed interleaving is printed: with the
+ * same LOAD it runs in the same way again.
  */
 #include "machine.h"
 #include "group.h"
@@ -25,10 +24,11 @@
 #define TASKS 6
 #define FLOWS 4
 
-/* The requests of each task, the slowness of the drive, and the factor of the load. */
+/* The live requests of each task, the factor of the drive's time, and that of the load. */
 static u32 live_of[TASKS], slow, load = 1;
+/* The first two tasks send one request at a time. */
 static bool is_closed;
-/* One request at a time is on the drive, for which its slot is kept: that has timers set. */
+/* D is 1. A slot is then kept for a closed task, and the scheduler sets timers for that. */
 static bool is_small;
 static u32 scheduler;
 
@@ -37,19 +37,19 @@ static struct elevator_queue elevator;
 static struct elevator_type type;
 static struct fairq_queue *fq;
 
-/* By context and tag. */
+/* Requests by hardware context and tag. */
 #define MOST_TAGS 16
 static struct request requests[MOST_CONTEXTS][MOST_TAGS];
 enum { FREE, TAKEN, INSERTED, SENT, ENDED };
 static u32 depth, room, on_drive, inserted, ended, merged;
 static struct blkcg_gq *cgroups[FLOWS];
-/* Of these, one who changes the scheduler has the elevator's lock for sysfs. */
+/* `is_changing` stands for the elevator's lock for sysfs, under which the scheduler changes. */
 static bool is_frozen, is_quiesced, is_changing, is_over;
 /* The number of tasks that have read is_quiesced and have not yet acted on it. */
 static u32 dispatching;
 static struct list_head put_back;
 
-/* Bios of this interleaving: their addresses are compared. */
+/* The bios of an interleaving. None is used twice, because the module compares their addresses. */
 #define MOST_BIOS (1 << 18)
 static struct bio bios[MOST_BIOS];
 static u32 bio_count;
@@ -62,7 +62,7 @@ struct blk_mq_hw_ctx *blk_mq_map_queue(blk_opf_t opf, const void *unused)
 	return &contexts[opf];
 }
 
-/* Any of the last may be the bio's neighbour. */
+/* Merges the bio into a random one of the last requests, as if the two were adjacent. */
 bool blk_bio_list_merge(struct request_queue *q, struct list_head *list, struct bio *bio, unsigned int segments)
 {
 	struct request *rq;
@@ -81,7 +81,7 @@ bool blk_bio_list_merge(struct request_queue *q, struct list_head *list, struct 
 	return false;
 }
 
-/* As if the block layer had something against it, now and then. */
+/* Refuses one merge in four, as the block layer may. */
 bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, struct list_head *free)
 {
 	struct request *into = q->last_merge;
@@ -89,7 +89,7 @@ bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, 
 	if (!chance(4))
 		return false;
 	if (rq->where != INSERTED || into->where != INSERTED || into->offset + into->length != rq->offset)
-		fail("a request is merged into one that was sent, or that does not end where it begins");
+		fail("merges a request that was sent, or two requests that are not adjacent");
 	into->biotail = rq->biotail;
 	into->length += rq->length;
 	rq->where = ENDED;
@@ -98,7 +98,7 @@ bool blk_mq_sched_try_insert_merge(struct request_queue *q, struct request *rq, 
 	return true;
 }
 
-/* It has ended: its tag is free, and its cgroup's. */
+/* Frees the tag of a request that has ended, and drops its references. */
 static void release(struct request *rq)
 {
 	blkg_put(rq->blkg);
@@ -106,7 +106,7 @@ static void release(struct request *rq)
 	percpu_ref_put(&queue.q_usage_counter);
 }
 
-/* Frees requests that were merged. */
+/* Ends requests that were merged into others. */
 void blk_mq_free_requests(struct list_head *list)
 {
 	while (!list_empty(list)) {
@@ -131,18 +131,44 @@ static bool has_pending(struct blk_mq_hw_ctx *hctx)
 	return has;
 }
 
-/* The drive takes it, if it has room. */
+/* Sends the request to the drive; returns false if the drive is full. */
 static bool drive_takes(struct request *rq)
 {
 	if (on_drive >= room)
 		return false;
 	if (rq->where != INSERTED)
-		fail("request %d is sent, which is %d", rq->internal_tag, rq->where);
+		fail("request %d is sent in the state %d", rq->internal_tag, rq->where);
+	if (fq->classes && (unsigned long)rq->elv.priv[1] - FAIRQ_CLASS_MARK >= FAIRQ_SQS)
+		fail("request %d is sent without a class", rq->internal_tag);
 	rq->where = SENT;
 	rq->due_ns = now + slow * (1000 + (chance(4) ? chance(20000) : 0));
 	on_drive++;
 	return true;
 }
+
+/* The driver's classes. A controller may refuse weights, and a scheduler does not end meanwhile. */
+static u32 weighed;
+
+static const char *refusal(struct request_queue *q)
+{
+	(void)q;
+	return NULL;
+}
+
+static int set_weights(struct request_queue *q, u16 high, u16 medium, u16 low)
+{
+	const struct fairq_queue *before = fq;
+
+	if (!low || low > medium || medium > high || high > 256)
+		fail("the weights are %u, %u and %u", high, medium, low);
+	step();
+	if (fq != before || (fq && q->elevator->elevator_data != fq))
+		fail("weights are set while the scheduler ends");
+	weighed++;
+	return chance(2) ? 0 : -EIO;
+}
+
+const struct fairq_classes fairq_nvme_classes = { .refusal = refusal, .set_weights = set_weights };
 
 static void dispatch_until_quiesced(struct blk_mq_hw_ctx *hctx)
 {
@@ -155,7 +181,7 @@ again:
 	while ((rq = list_first_entry_or_null(&hctx->dispatch, struct request, queuelist))) {
 		if (!drive_takes(rq)) {
 			hctx->wants_restart = true;
-			/* It may have ended its last one before that. */
+			/* The drive may have ended its last request before that. */
 			if (!on_drive)
 				continue;
 			return;
@@ -181,7 +207,7 @@ again:
 			list_add_tail(&rq->queuelist, &hctx->dispatch);
 			goto again;
 		}
-		/* It may have ended before this goes on. */
+		/* The request may end before this function continues. */
 		step();
 	}
 	goto again;
@@ -199,7 +225,7 @@ void blk_mq_run_hw_queue(struct blk_mq_hw_ctx *hctx, bool async)
 	if (!async && in_interrupt())
 		fail("an interrupt runs a hardware context");
 	if (irqs_disabled())
-		fail("a hardware context is run with a lock");
+		fail("a hardware context is run while a lock is held");
 	if (!has_pending(hctx)) {
 		bool has;
 
@@ -225,7 +251,7 @@ static void run_all(void)
 
 /* Groups. */
 
-/* A cgroup that there is, with a user more. */
+/* Returns one of the present cgroups, with a reference. */
 static struct blkcg_gq *get_cgroup(u32 number)
 {
 	struct blkcg_gq *blkg = cgroups[number % FLOWS];
@@ -241,13 +267,13 @@ void __wrap_fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
 	struct request *rq = slot->rq;
 
-	/* It may have ended before it is counted, and its tag may be another one's by then, which has not been inserted. */
+	/* When a request is counted, its tag may be free, or in use by one not inserted yet. */
 	if (rq->where == SENT || ((rq->where == ENDED || rq->where == FREE) && slot->blkg != rq->blkg))
-		fail("request %d ends as another one", rq->internal_tag);
+		fail("the end of request %d is counted for another one", rq->internal_tag);
 	__real_fairq_count(slot, served_ns);
 }
 
-/* Another CPU may come between what the module has read and what it does with it. */
+/* Another CPU may run between the module's reads and its call of the scheduler. */
 void __real_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
 			    struct fairq_wake *wake);
 void __wrap_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
@@ -261,13 +287,13 @@ void __wrap_fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, s
 
 static bool is_open(struct runner *self) { (void)self; return !is_frozen; }
 
-/* One request at a time: the task goes on when it has ended, as those do for whom slots are kept. */
+/* Whether the task sends its next request when the last one has ended; a slot is kept for it. */
 static bool waits_for_its_own(struct runner *self)
 {
 	return is_closed && self->number < 2;
 }
 
-/* A tag is free. */
+/* Whether the task may send: open queue, no live request of a closed task, and a free tag. */
 static bool task_has(struct runner *self)
 {
 	u32 i, tag;
@@ -288,11 +314,11 @@ static struct request *take_tag(struct blk_mq_hw_ctx *hctx)
 
 	fairq_ops.limit_depth(is_async, &data);
 	if (is_async && queue.async_depth < depth && (!data.shallow_depth || data.shallow_depth > queue.async_depth))
-		fail("a request that nobody waits for may have %u tags of %u", data.shallow_depth, queue.async_depth);
+		fail("an asynchronous request may have %u tags of %u", data.shallow_depth, queue.async_depth);
 	for (i = 0; i < depth; i++) {
 		struct request *rq = &requests[hctx - contexts][(start + i) % depth];
 
-		/* One that is kept back finds a tag now and then. */
+		/* With a shallow depth, one free tag in four is found. */
 		if (rq->where == FREE && (!data.shallow_depth || !chance(4))) {
 			rq->where = TAKEN;
 			return rq;
@@ -306,14 +332,14 @@ static struct bio *new_bio(struct blkcg_gq *blkg, u32 at)
 	struct bio *bio = &bios[bio_count++];
 
 	if (bio_count == MOST_BIOS)
-		fail("sends too much");
+		fail("sends more than MOST_BIOS bios");
 	*bio = (struct bio) {
 		.bi_opf = at, .bi_iter = { chance(1000000), 4096 }, .bi_blkg = blkg, .bi_ioprio = chance(3) ? 0 : chance(4),
 	};
 	return bio;
 }
 
-/* One more on the list; false: it was merged, or there is no tag. */
+/* Adds a request to the list. Returns false if its bio was merged, or if no tag is free. */
 static bool add_request(struct runner *self, u32 at, struct list_head *list, bool *has_tag)
 {
 	struct blkcg_gq *blkg = get_cgroup(self->number);
@@ -363,7 +389,7 @@ static void task(struct runner *self)
 			add_request(self, at, &list, &has_tag);
 			left -= has_tag;
 		}
-		/* One that comes alone uses the queue itself, and may end at any time. */
+		/* A single request has its own reference to the queue, and may end at any time. */
 		if (is_single || list_empty(&list))
 			percpu_ref_put(&queue.q_usage_counter);
 		if (!list_empty(&list)) {
@@ -455,7 +481,7 @@ static void requeuer(struct runner *self)
 	}
 }
 
-/* Cgroups that are gone are freed when nothing uses them any more. */
+/* Frees removed cgroups that have no users. */
 static bool freer_has(struct runner *self) { (void)self; return unused_group(&queue); }
 
 static void freer(struct runner *self)
@@ -471,7 +497,7 @@ static void freer(struct runner *self)
 static bool is_unused(struct runner *self) { (void)self; return !queue.q_usage_counter.count; }
 static bool is_still(struct runner *self) { (void)self; return !dispatching; }
 
-/* No request is live, none comes, and no hardware context is run. */
+/* When this returns, no request is live, none can be sent, and no hardware context is run. */
 static void freeze(void)
 {
 	wait_until(is_open);
@@ -487,7 +513,7 @@ static void unfreeze(void)
 	run_all();
 }
 
-/* As elevator_switch() does it. */
+/* Stops the scheduler as elevator_switch() does. */
 static void end_scheduler(void)
 {
 	u32 i;
@@ -512,7 +538,7 @@ static void begin_scheduler(void)
 			fail("no memory");
 }
 
-/* D changes. */
+/* Changes D. */
 static void tune(void)
 {
 	struct fairq_change change = { .what = FAIRQ_SLOTS, .value = is_small ? 1 : 1 + chance(2 * room) };
@@ -524,7 +550,7 @@ static void tune(void)
 	fairq_run_later(fq, &wake);
 }
 
-/* The administrator: the queue stands still for a moment; D changes, and the scheduler. */
+/* The administrator: quiesces the queue for a while, changes D, or replaces the scheduler. */
 static bool administrator_has(struct runner *self) { (void)self; return !is_changing && !chance(500); }
 
 static void administrator(struct runner *self)
@@ -549,7 +575,7 @@ static void administrator(struct runner *self)
 				/* Without memory the scheduler stays as it is. */
 				self->is_short_of_memory = chance(2);
 				if (fairq_start(fq, 0) && (!self->is_short_of_memory || fq->engine != before))
-					fail("cannot be made anew");
+					fail("cannot be rebuilt");
 				self->is_short_of_memory = false;
 			} else {
 				end_scheduler();
@@ -564,7 +590,7 @@ static void administrator(struct runner *self)
 
 static bool is_unchanged(struct runner *self) { (void)self; return !is_changing; }
 
-/* At the end. */
+/* Stops the scheduler at the end of an interleaving. */
 static void ender(struct runner *self)
 {
 	(void)self;
@@ -593,7 +619,7 @@ static void manager(struct runner *self)
 		WRITE_ONCE(cgroup_of(old->blkcg)->weight, 1 + chance(1000));
 		if (!old->children) {
 			spin_lock_irq(&queue.queue_lock);
-			/* Its tasks are the root's until it is there again. */
+			/* Its tasks belong to root until the new cgroup exists. */
 			cgroups[which] = root_group;
 			remove_group(old);
 			if (which && chance(2))
@@ -606,7 +632,7 @@ static void manager(struct runner *self)
 	}
 }
 
-/* When the drive or a timer is next at work. */
+/* The time of the next end of a request or expiry of a timer; all ones: there is none. */
 static u64 next_event(bool with_tick)
 {
 	struct hrtimer *timer;
@@ -658,7 +684,7 @@ static void start(void)
 		fail("cannot be started");
 	fq = elevator.elevator_data;
 	if (shared > 1) {
-		/* As where there are more contexts than ports. */
+		/* Two contexts share each port, as on a drive with more contexts than ports. */
 		queue.nr_hw_queues *= shared;
 		if (fairq_start(fq, depth))
 			fail("cannot be started for shared ports");
@@ -671,12 +697,14 @@ static void start(void)
 		INIT_LIST_HEAD(&contexts[i].dispatch);
 		if (fairq_ops.init_hctx(&contexts[i], i))
 			fail("no memory");
-		for (tag = 0; tag < depth; tag++)
+		for (tag = 0; tag < depth; tag++) {
 			requests[i][tag].internal_tag = tag;
+			requests[i][tag].rq_flags = RQF_USE_SCHED;
+		}
 	}
 	if (is_small)
 		tune();
-	/* With a small T ports wait for each other's requests, too, and not only for room. */
+	/* With a small T ports also wait for virtual time, and not only for free slots. */
 	if (chance(2)) {
 		struct fairq_change change = { .what = FAIRQ_THRESHOLD, .value = chance(8192) };
 		struct fairq_wake wake = {};
@@ -696,7 +724,7 @@ static void start(void)
 	add_kernel();
 }
 
-/* A group has one user while it is there, and one for each that has it for a parent. */
+/* Checks references: one of a cgroup that is not removed, and one for each child. */
 static void look_for_users(void)
 {
 	struct blkcg_gq *blkg, *other;
@@ -717,12 +745,12 @@ static void look_for_users(void)
  */
 static bool waits_for_ticks(void)
 {
-	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd");
+	return strcmp(name, "mqfq") && strcmp(name, "mqfq-serial") && strcmp(name, "sfqd") && strcmp(name, "d2fq");
 }
 
 /*
- * Nothing can run before the drive or a timer does. With those of whom a slot that is free waits
- * for nothing but a request, none may wait then.
+ * Called when no runner can run before the next event of the drive or a timer. Under a scheduler
+ * that uses each free slot at once, no request may then wait while a slot is free.
  */
 static void look_for_waiting(void)
 {
@@ -735,7 +763,7 @@ static void look_for_waiting(void)
 	for (i = 0; i < queue.nr_hw_queues; i++) {
 		for (tag = 0; tag < depth; tag++)
 			waiting += requests[i][tag].where == INSERTED;
-		/* The drive has less room than the scheduler believes. */
+		/* The drive refuses requests that the scheduler has dispatched. */
 		if (!list_empty(&contexts[i].dispatch))
 			return;
 	}
@@ -746,14 +774,14 @@ static void look_for_waiting(void)
 		fail("%u requests wait while %llu slots are free", waiting, (unsigned long long)told.free_slots);
 }
 
-/* Nothing can run: the ticks restart the scans of the groups. */
+/* Called when no runner can run: the ticks must have restarted the scans of the groups. */
 static void restart_scans(void)
 {
 	if (fq && fq->ticking && !fq->weigh.timer.is_armed && !fq->weigh.work.is_due)
-		fail("it ticks, and the groups are not weighed any more");
+		fail("the ticks continue, but the groups are no longer scanned");
 }
 
-/* One interleaving, to its end. */
+/* Runs one interleaving to its end. */
 static void interleave(u64 number)
 {
 	u64 steps = 0, next, seen = 0;
@@ -773,7 +801,7 @@ static void interleave(u64 number)
 			ticks = seen == ended ? ticks + 1 : 0;
 			seen = ended;
 			if (!waits_for_ticks() || ticks == 100)
-				fail("%u of %u requests stay, and nothing is on its way", inserted - ended, inserted);
+				fail("%u of %u requests never end: no event is pending", inserted - ended, inserted);
 		}
 		if (next == ~0ULL)
 			next = next_event(true);
@@ -782,7 +810,9 @@ static void interleave(u64 number)
 		now = max(now, next);
 	}
 	if (inserted != ended)
-		fail("%u of %u requests stay", inserted - ended, inserted);
+		fail("%u of %u requests have not ended", inserted - ended, inserted);
+	if (fairq_core_needs_classes(scheduler) && !weighed)
+		fail("the driver has no weights");
 	add_runner(ender, always, 0, false);
 	while (!is_over)
 		if (!run_one() && ++steps > 40000000ULL * load)

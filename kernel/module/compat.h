@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Where kernels differ. */
+/* Differences between the supported kernels. */
 #ifndef FAIRQ_COMPAT_H
 #define FAIRQ_COMPAT_H
 
@@ -25,7 +25,7 @@ static inline void hrtimer_setup(struct hrtimer *timer, enum hrtimer_restart (*f
 #define FAIRQ_WORKQUEUE system_unbound_wq
 #endif
 
-/* Waits until no request is under way, and keeps new ones and the hardware contexts out. */
+/* Stops new requests, and waits until no request is in flight. */
 #if FAIRQ_ELEVATOR_IS_GIVEN
 #define fairq_freeze(q) blk_mq_freeze_queue(q)
 #define fairq_unfreeze(q, flags) blk_mq_unfreeze_queue(q, flags)
@@ -49,7 +49,7 @@ static inline void fairq_unfreeze(struct request_queue *q, unsigned int flags)
 #define fairq_map_queue(q, opf, ctx) blk_mq_map_queue(q, opf, ctx)
 #endif
 
-/* Since 7.0 or so queue/async_depth says how many requests that nobody waits for may have tags. */
+/* Since 7.0 or so queue/async_depth bounds the tags of asynchronous requests. */
 #ifdef BLK_MQ_SCHED_H
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
 static inline void fairq_begin_async_depth(struct request_queue *q)
@@ -68,7 +68,10 @@ static inline void fairq_limit_async(struct blk_mq_alloc_data *data, blk_opf_t o
 #endif
 #endif
 
-/* For files that include block/blk-cgroup.h: what a line for one drive says; q->queue_lock is held between the two. */
+/*
+ * For files that include block/blk-cgroup.h: parsing of a line for one drive; q->queue_lock is held
+ * from the first of the two functions to the second.
+ */
 #ifdef _BLK_CGROUP_PRIVATE_H
 #if FAIRQ_ELEVATOR_IS_GIVEN
 static inline int fairq_conf_begin(struct blkcg *blkcg, const struct blkcg_policy *policy, struct blkg_conf_ctx *ctx)

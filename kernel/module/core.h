@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The schedulers, which are Rust: the functions that ../core/src/lib.rs exports and those that it
- * imports. The two files are changed together.
+ * The interface of the schedulers, which are written in Rust: the functions that ../core/src/lib.rs
+ * exports and those that it imports. A change of one of the two files needs the same change of the
+ * other.
  *
- * Functions that take a port are called under that port's lock, with interrupts off. The locks
- * inside are made by fairq_lock_init(), and are below all others.
+ * Functions that take a port are called under that port's lock, with interrupts off. The
+ * schedulers' own locks are made by fairq_lock_init() and are acquired after all others.
  */
 #ifndef FAIRQ_CORE_H
 #define FAIRQ_CORE_H
@@ -12,17 +13,18 @@
 #ifdef __KERNEL__
 #include <linux/types.h>
 #else
-/* ../check/core.c: the same schedulers in a program. */
+/* For ../check/core.c, which runs the schedulers in a user program. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 #define __noreturn __attribute__((noreturn))
 #endif
 
 #define FAIRQ_PORTS 256
-/* The most knobs of a scheduler, and the longest name of one or the other with its zero. */
+/* The most knobs of a scheduler; the most bytes of a scheduler's or knob's name, with its zero. */
 #define FAIRQ_KNOBS 32
 #define FAIRQ_NAME 32
 
@@ -35,7 +37,7 @@ struct fairq_wake {
 
 enum { FAIRQ_READ, FAIRQ_WRITE, FAIRQ_DISCARD, FAIRQ_WRITE_ZEROES };
 
-/* A request, or what one has grown by. */
+/* A request, or the growth of one. */
 struct fairq_order {
 	u64 flow;
 	u64 offset;
@@ -51,6 +53,13 @@ struct fairq_chosen {
 	u32 what;
 	u32 tag;
 	u64 until_ns;
+};
+
+/* Commands of each class of the device in a round, 1 to 256. */
+struct fairq_class_weights {
+	u16 high;
+	u16 medium;
+	u16 low;
 };
 
 /* The state of a scheduler. */
@@ -75,7 +84,7 @@ struct fairq_flow_state {
 	bool has_lag;
 };
 
-/* The numbers behind a decision; all ones: the scheduler does not have it. */
+/* The numbers behind a decision; all ones for a number that the scheduler does not have. */
 struct fairq_why {
 	u64 virtual_time;
 	u64 start_tag;
@@ -108,7 +117,7 @@ struct fairq_weight {
 	u32 weight;
 };
 
-/* The most of them at once. */
+/* The most weights in one call. */
 #define FAIRQ_WEIGHTS 8
 
 /* A change of a running scheduler. */
@@ -129,17 +138,17 @@ static inline u64 fairq_core_size(u32 ports, u32 tags, u32 flows)
 #define FAIRQ_SCRATCH 16384
 
 /*
- * The functions from here to fairq_core_new() may sleep, and take memory: that which was lent, by
- * the call before, to one of them at a time.
+ * The functions from here to fairq_core_new() may sleep, and allocate from the memory that
+ * fairq_core_lend() has lent before; only one of them may run at a time.
  */
 
-/* Lends this memory, or none; how much has been used of what was lent before. */
+/* Lends this memory (NULL: none); returns the bytes used of the memory lent before. */
 size_t fairq_core_lend(void *memory, size_t size);
 
-/* Names, without a zero behind them; their lengths, 0: there is none of this number. */
+/* Writes the name without a zero; returns its length, 0 if nothing has this number. */
 size_t fairq_core_name(u32 scheduler, char *text, size_t size);
 size_t fairq_core_knob(u32 scheduler, u32 knob, char *text, size_t size);
-/* 0: it is a value; 1: as if none were given; less: it is none. */
+/* Returns 0: a value; 1: a text that restores the default; less than 0: not a value. */
 int fairq_core_parse(u32 scheduler, u32 knob, const char *text, size_t size, u64 *value);
 /* The value of a knob with these keys, as text. */
 size_t fairq_core_value(u32 scheduler, u32 knob, u32 slots, const struct fairq_key *keys, u32 key_count,
@@ -147,47 +156,58 @@ size_t fairq_core_value(u32 scheduler, u32 knob, u32 slots, const struct fairq_k
 void fairq_core_change(u32 scheduler, u32 knob, u32 slots, bool is_given, u64 value, struct fairq_change *change);
 
 /*
- * 0: it is there; 1: there is none of this number, shape and keys; 2: there is not enough memory. It
- * is in the memory that was lent, and ends when that is freed.
+ * Returns 0 if the engine was built; 1 if there is no engine with this number, shape and keys; 2 if
+ * there is not enough memory. The engine is in the memory that was lent, and exists until that is
+ * freed.
  */
 int fairq_core_new(const struct fairq_wanted *wanted, struct fairq_engine **engine);
 
-/* 0: staged; 1: it goes at once; less: refused. */
+/* Whether it needs a device with queue classes. */
+bool fairq_core_needs_classes(u32 scheduler);
+
+/* Returns 0: staged; 1 to 4: to be sent at once, in the class of this number less 1 (classes.h); less than 0: refused. */
 int fairq_core_submit(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
 		      struct fairq_wake *wake);
 void fairq_core_next(struct fairq_engine *engine, u32 port, u64 now_ns, struct fairq_chosen *chosen,
 		     struct fairq_wake *wake);
 void fairq_core_complete(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
-/* 0: staged again; 1: it goes at once; less: it was not issued. */
+/* Returns 0: staged again; 1 to 4: to be sent at once, as above; less than 0: it was not issued. */
 int fairq_core_requeue(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
 bool fairq_core_grow(struct fairq_engine *engine, u32 port, u64 now_ns, const struct fairq_order *order,
 		     struct fairq_wake *wake);
-/* A staged request is part of another one now, and not charged. False: it was not staged. */
+/*
+ * Removes a staged request that was merged, without a charge. Returns false if it was not staged.
+ */
 bool fairq_core_cancel(struct fairq_engine *engine, u32 port, u64 now_ns, u32 tag, struct fairq_wake *wake);
 bool fairq_core_has_work(struct fairq_engine *engine, u32 port);
 bool fairq_core_admits(struct fairq_engine *engine, u32 port, u64 flow);
 
 u64 fairq_core_root(struct fairq_engine *engine);
-/* Weights are in 256ths. False: there are as many flows as there can be. */
+/* Weights are in 256ths. Returns false if all flows are in use. */
 bool fairq_core_add_flow(struct fairq_engine *engine, u32 weight, u64 *flow);
 /* At most FAIRQ_WEIGHTS of them. */
 void fairq_core_set_weights(struct fairq_engine *engine, const struct fairq_weight *weights, u32 count);
 void fairq_core_remove_flow(struct fairq_engine *engine, u64 flow, struct fairq_wake *wake);
-/* When it is to be called again; 0: not. */
+/* Returns the time of the next call in ns, or 0 for none. */
 u64 fairq_core_tick(struct fairq_engine *engine, u64 now_ns, struct fairq_wake *wake);
 bool fairq_core_tune(struct fairq_engine *engine, const struct fairq_change *change, struct fairq_wake *wake);
+/* The weights that the classes of the device are to have; false: it uses none. */
+bool fairq_core_class_weights(struct fairq_engine *engine, struct fairq_class_weights *weights);
 void fairq_core_tell(struct fairq_engine *engine, struct fairq_state *state);
 /* Under the port's lock. */
 void fairq_core_tell_flow(struct fairq_engine *engine, u32 port, u64 flow, struct fairq_flow_state *state);
-/* About this request, or (all ones) why none may go; under the port's lock. */
+/*
+ * The numbers behind this request's decision or, if `tag` is all ones, behind that to send none;
+ * under the port's lock.
+ */
 void fairq_core_why(struct fairq_engine *engine, u32 port, u32 tag, struct fairq_why *why);
 
 /* The functions that the schedulers import. */
 
-/* Room for a spin lock of any kernel, in u64. */
+/* Space for a spin lock of any kernel configuration, in u64. */
 #define FAIRQ_LOCK_WORDS 12
 
-/* The kind is a number of its own for all locks that guard the same; they are made while one is built. */
+/* Locks of the same data have the same `kind`. They are made while an engine is built. */
 void fairq_lock_init(void *lock, u64 kind);
 unsigned long fairq_lock(void *lock);
 void fairq_unlock(void *lock, unsigned long flags);

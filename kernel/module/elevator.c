@@ -156,6 +156,18 @@ static ssize_t show_stats(struct elevator_queue *eq, char *page)
 			  state.blocks, state.wakes, state.periods, searches[state.search]);
 }
 
+/* The H/L ratio that is in force: the knob itself may say that it is adjusted. */
+static ssize_t show_ratio(struct elevator_queue *eq, char *page)
+{
+	struct fairq_queue *fq = eq->elevator_data;
+	struct fairq_class_weights weights = { .low = 1 };
+
+	spin_lock_irq(&fq->q->queue_lock);
+	fairq_core_class_weights(fq->engine, &weights);
+	spin_unlock_irq(&fq->q->queue_lock);
+	return sysfs_emit(page, "%u\n", weights.high / weights.low);
+}
+
 /* A file has no more than its two functions, so there is a pair for each place in the list of knobs. */
 #define EACH(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12) f(13) f(14) f(15) \
 	f(16) f(17) f(18) f(19) f(20) f(21) f(22) f(23) f(24) f(25) f(26) f(27) f(28) f(29) f(30) f(31)
@@ -203,6 +215,8 @@ static void list_files(u32 number)
 			break;
 		*file = pairs[knob];
 		file->attr = (struct attribute) { .name = name, .mode = 0644 };
+		if (!strcmp(name, "hl"))
+			file->show = show_ratio;
 	}
 	file->attr = (struct attribute) { .name = "stats", .mode = 0444 };
 	file->show = show_stats;

@@ -16,8 +16,8 @@
 
 static unsigned int groups = 1024;
 module_param(groups, uint, 0644);
-MODULE_PARM_DESC(groups, "the most cgroups that a queue shares between, root among them (1024); "
-			 "others are charged to root; for queues that get a scheduler from now on");
+MODULE_PARM_DESC(groups, "the most cgroups that share a drive, root included (1024); further ones are "
+			 "charged to root; a new value is for schedulers that are selected afterwards");
 
 /* Held while the schedulers use the lent memory. */
 static DEFINE_MUTEX(lending);
@@ -39,7 +39,7 @@ void fairq_end_lending(void)
 	mutex_unlock(&lending);
 }
 
-/* Which locks are of one kind, for lockdep; filled while something is lent. */
+/* Kinds of locks for lockdep; locks of the same data have one kind. Filled while memory is lent. */
 #define LOCK_KINDS 32
 static struct lock_class_key lock_keys[LOCK_KINDS];
 static u64 lock_kinds[LOCK_KINDS];
@@ -76,7 +76,7 @@ void __noreturn fairq_panicked(const char *text, size_t length)
 	BUG();
 }
 
-/* An engine is built in memory that is taken for it as a whole, and that is all of it. */
+/* Allocates one piece of memory for an engine, and builds it there; it uses no other memory. */
 static int build(struct fairq_queue *fq, u32 tags, struct fairq_engine **engine, void **memory)
 {
 	struct fairq_wanted wanted = {
@@ -123,8 +123,8 @@ static enum hrtimer_restart tick_timer(struct hrtimer *timer)
 }
 
 /*
- * There is a tick at this time. It also restarts the scans of the groups: the last scan may have
- * ended before the previous tick saw that there are requests.
+ * Sets the timer of the next tick. It also restarts the scans of the groups, because weigh() stops
+ * them if it finds `ticking` false, as it is for a moment in each tick.
  */
 static void tick_at(struct fairq_queue *fq, u64 at_ns, unsigned int weigh_ms)
 {
@@ -132,7 +132,7 @@ static void tick_at(struct fairq_queue *fq, u64 at_ns, unsigned int weigh_ms)
 	queue_delayed_work(FAIRQ_WORKQUEUE, &fq->weigh, msecs_to_jiffies(weigh_ms));
 }
 
-/* Goes on while there are requests; fairq_keep_ticking() begins it again. */
+/* Repeats itself while there are live requests; fairq_keep_ticking() starts it again. */
 static void tick(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, ticker);
@@ -145,11 +145,15 @@ static void tick(struct work_struct *work)
 	next_ns = fairq_core_tick(fq->engine, now_ns, &wake);
 	fairq_find_ends(fq, &wake);
 	fairq_run(fq, &wake);
+	fairq_follow_weights(fq);
 	if (!next_ns)
 		next_ns = now_ns + NSEC_PER_SEC;
 
 	WRITE_ONCE(fq->ticking, false);
-	/* Against the one in fairq_keep_ticking(): one of the two sees what the other has written. */
+	/*
+	 * Pairs with fairq_keep_ticking(): one of the two reads the value that the other has
+	 * written.
+	 */
 	smp_mb();
 	for (i = 0; i < fq->nr_ports; i++)
 		live |= READ_ONCE(fq->ports[i].live);
@@ -157,7 +161,7 @@ static void tick(struct work_struct *work)
 		tick_at(fq, max(next_ns, now_ns + TICK_NS), WEIGH_MS);
 }
 
-/* The number of live requests of a port has been written. */
+/* The barrier orders the caller's write of a port's `live` before the read of `ticking`. */
 void fairq_keep_ticking(struct fairq_queue *fq)
 {
 	smp_mb();
@@ -165,7 +169,7 @@ void fairq_keep_ticking(struct fairq_queue *fq)
 		tick_at(fq, 0, 1);
 }
 
-/* Goes on as long as the ticks do. */
+/* Scans the groups, and repeats itself as long as there are ticks. */
 static void weigh(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, weigh.work);
@@ -176,10 +180,11 @@ static void weigh(struct work_struct *work)
 }
 
 /*
- * No timer and no work begins from here on, and none runs. Work sets timers, so it goes first; what
- * queues it in the meantime, as a cgroup that goes, finds it disabled. A port's timer may set those
- * of other ports, under their locks, so each of them is stopped before it is cancelled. No request
- * is live, so none sets them either.
+ * When this returns, no timer and no work is pending or runs. Work starts timers, so work is
+ * disabled first; a caller that queues work meanwhile, such as the removal of a cgroup, has no
+ * effect. A port's timer may start the timers of other ports, under their locks, so each port is
+ * marked as stopped before its timer is cancelled. No request is live, so no request starts a
+ * timer.
  */
 static void stop_timers(struct fairq_queue *fq)
 {
@@ -189,6 +194,7 @@ static void stop_timers(struct fairq_queue *fq)
 	disable_work_sync(&fq->work);
 	disable_work_sync(&fq->ticker);
 	disable_delayed_work_sync(&fq->weigh);
+	disable_work_sync(&fq->reweigh);
 	for (i = 0; i < fq->nr_ports; i++) {
 		spin_lock_irqsave(&fq->ports[i].lock, irq);
 		fq->ports[i].is_stopped = true;
@@ -199,7 +205,7 @@ static void stop_timers(struct fairq_queue *fq)
 	fq->ticking = false;
 }
 
-/* Timers and work begin again, that which was queued in the meantime at once. */
+/* Enables timers and work, and runs the ports that fairq_run_later() has recorded meanwhile. */
 static void allow_timers(struct fairq_queue *fq)
 {
 	unsigned long irq;
@@ -213,6 +219,8 @@ static void allow_timers(struct fairq_queue *fq)
 	enable_work(&fq->work);
 	enable_work(&fq->ticker);
 	enable_delayed_work(&fq->weigh);
+	enable_work(&fq->reweigh);
+	fairq_follow_weights(fq);
 	kblockd_schedule_work(&fq->work);
 }
 
@@ -256,7 +264,10 @@ static int start(struct fairq_queue *fq, u32 depth)
 	old_slots = fq->ports[0].slots;
 	old_turns = fq->ports[0].turns;
 	old_memory = fq->memory;
-	/* A cgroup that goes at the same time takes its flow from the one or from the other. */
+	/*
+	 * The queue's lock orders this against the removal of a cgroup, which removes its flow from
+	 * the old engine or from the new one.
+	 */
 	spin_lock_irq(&fq->q->queue_lock);
 	for (i = 0; i < fq->nr_ports; i++) {
 		fq->ports[i].slots = slots + (size_t)i * tags;
@@ -279,8 +290,9 @@ static int start(struct fairq_queue *fq, u32 depth)
 }
 
 /*
- * Gives the queue an engine for so many tags of each hardware context, or another one than it has.
- * The queue is frozen: memory must not wait for requests to it.
+ * Builds an engine for this number of tags of each hardware context, in place of the queue's
+ * present one, if there is one. The queue is frozen, so allocations must not wait for requests to
+ * it.
  */
 int fairq_start(struct fairq_queue *fq, u32 depth)
 {
@@ -308,6 +320,7 @@ void fairq_init_timers(struct fairq_queue *fq)
 
 	INIT_DELAYED_WORK(&fq->weigh, weigh);
 	INIT_WORK(&fq->ticker, tick);
+	INIT_WORK(&fq->reweigh, fairq_reweigh);
 	hrtimer_setup(&fq->tick, tick_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);
 	for (i = 0; i < fq->nr_ports; i++)
 		hrtimer_setup(&fq->ports[i].timer, port_timer, CLOCK_MONOTONIC, HRTIMER_MODE_ABS);

@@ -2,8 +2,8 @@
 /*
  * The files of a cgroup: io.fairq.weight and io.fairq.stat.
  *
- * io.fairq.stat says for each drive what a cgroup has had; obytes and oios are what is neither read
- * nor written: discards and zeroes.
+ * io.fairq.stat has the service of a cgroup by each drive; obytes and oios count operations other
+ * than reads and writes: discards and zeroes.
  */
 #include <linux/backing-dev.h>
 #include <linux/blkdev.h>
@@ -64,7 +64,10 @@ static int show_weight(struct seq_file *file, void *unused)
 	return 0;
 }
 
-/* Under q->queue_lock: its engine stays. Counts what has ended. */
+/*
+ * Completes the queue's ended requests in the scheduler, so that the counts are up to date. Called
+ * under q->queue_lock, which keeps the engine.
+ */
 static void take_ends(struct fairq_queue *fq)
 {
 	struct fairq_wake wake = {};
@@ -82,7 +85,7 @@ static void take_ends(struct fairq_queue *fq)
 	fairq_run_later(fq, &wake);
 }
 
-/* Under q->queue_lock: its engine stays. */
+/* Prints a flow's numbers. Called under q->queue_lock, which keeps the engine. */
 static void tell_flow(struct seq_file *file, struct fairq_queue *fq, u64 flow)
 {
 	struct fairq_flow_state state, all = {};
@@ -142,7 +145,10 @@ static u64 print_stat(struct seq_file *file, struct blkg_policy_data *pd, int un
 		   all.throttled);
 	seq_printf(file, " entitled=%u.%02u received=%u.%02u", hundredths / 100, hundredths % 100,
 		   received / 100, received % 100);
-	/* A group without a flow of its own is root's. */
+	/*
+	 * The requests of a group without a flow of its own are charged to root, so it has no
+	 * numbers.
+	 */
 	if (has_flow(fq, group))
 		tell_flow(file, fq, group->flow);
 	seq_putc(file, '\n');

@@ -4,19 +4,20 @@
  *
  * io.fairq.weight of a cgroup is its weight among its siblings, 1 to 10,000, 100 by default; on one
  * drive it may have another. A cgroup has a part of its parent's share: its weight divided by the
- * weights of all siblings that send requests; the siblings get the part that it does not use. So
- * ten times a second, while there are requests, fairq_weigh() finds the cgroups that have sent some
- * lately, and gives the scheduler the part of each. Root's own requests, requests without a cgroup
- * and those of a removed one are root's, which has a weight of 100 beside its children.
+ * weights of all siblings that send requests. The siblings get the part that it does not use. So,
+ * ten times a second while there are requests, fairq_weigh() finds the cgroups that have sent
+ * requests in the last half second and gives the scheduler each cgroup's part. Root's own requests,
+ * requests without a cgroup and those of a removed cgroup are charged to root, which has a weight
+ * of 100 beside its children.
  *
- * The scheduler has as many flows as it was made for. A cgroup that finds none left uses root's
- * until a scan finds a free one: the flow of a removed cgroup is free once its requests have ended.
+ * The scheduler has a fixed number of flows. If all are in use, a new cgroup uses root's flow until
+ * a scan finds a free one: the flow of a removed cgroup becomes free when its requests have ended.
  *
- * A scan takes the queue's lock, which switches interrupts off, for a few groups at a time.
+ * A scan holds the queue's lock, which switches interrupts off, for a few groups at a time.
  *
  * A staged request keeps its cgroup's data until it has ended. Once a second fairq_weigh() computes
- * the part that each cgroup has received: it adds up the counts of all CPUs for each cgroup that
- * has been served.
+ * the part that each cgroup has received: it sums the counts of all CPUs for each cgroup that has
+ * been served.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -30,7 +31,7 @@
 /* The longest time for which a scan holds the queue's lock. */
 #define SCAN_NS (10 * NSEC_PER_USEC)
 
-/* Its weight on this drive. */
+/* The group's weight on this drive. */
 static u32 weight_of(struct blkcg_gq *blkg, struct fairq_group *group)
 {
 	u32 weight = READ_ONCE(group->weight);
@@ -44,7 +45,7 @@ u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **
 
 	if (!group)
 		return fq->root;
-	/* The bio has it until then. */
+	/* Only the bio refers to the cgroup up to this point, so a reference is taken. */
 	*blkg = rq->bio->bi_blkg;
 	blkg_get(*blkg);
 	if (!has_flow(fq, group))
@@ -54,14 +55,14 @@ u64 fairq_flow_of(struct fairq_queue *fq, struct request *rq, struct blkcg_gq **
 	return READ_ONCE(group->flow);
 }
 
-/* With interrupts off, so nothing else counts on this CPU. */
+/* Called with interrupts off, so no other code changes the counts of this CPU. */
 void fairq_count(struct fairq_slot *slot, u64 served_ns)
 {
 	struct fairq_group *group = slot->blkg ? group_of(slot->blkg) : NULL;
 	u32 kind = min_t(u32, slot->op, 2);
 	struct fairq_counts *counts;
 
-	/* Without memory for them there are none. */
+	/* There are no counts if their memory could not be allocated. */
 	if (group && group->counts) {
 		counts = this_cpu_ptr(group->counts);
 		WRITE_ONCE(counts->requests[kind], counts->requests[kind] + 1);
@@ -135,13 +136,13 @@ static struct blkg_policy_data *alloc_group(struct gendisk *disk, struct blkcg *
 	return &group->pd;
 }
 
-/* It sends, or some below it do. */
+/* Whether the group or a group below it sends requests. */
 static bool counts(const struct fairq_group *group)
 {
 	return group->silent < SILENT || group->sum;
 }
 
-/* Its part of the whole, or what that is once it sends beside those that do now. */
+/* The group's part of the whole; if it does not send, the part that it would get if it began to. */
 static u32 part_of(struct blkcg_gq *blkg, struct fairq_group *group)
 {
 	struct fairq_group *parent = blkg->parent ? group_of(blkg->parent) : NULL;
@@ -154,7 +155,7 @@ static u32 part_of(struct blkcg_gq *blkg, struct fairq_group *group)
 	return max(4ULL, div64_u64((parent->part ? parent->part : WHOLE) * weight, max(sum, weight)));
 }
 
-/* Whether the scheduler had room for its flow; until then it is root's. Under q->queue_lock. */
+/* Returns false if no flow is free: the group then uses root's. Under q->queue_lock. */
 static bool add_flow(struct fairq_queue *fq, struct fairq_group *group)
 {
 	struct blkcg_gq *blkg = group->pd.blkg;
@@ -166,7 +167,7 @@ static bool add_flow(struct fairq_queue *fq, struct fairq_group *group)
 	else if (!fairq_core_add_flow(fq->engine, group->given, &flow))
 		return false;
 	WRITE_ONCE(group->flow, flow);
-	/* A reader that sees the number sees the flow, too. */
+	/* A reader that finds this number also reads the new flow. */
 	smp_store_release(&group->build, fq->builds);
 	return true;
 }
@@ -176,10 +177,10 @@ static void online_group(struct blkg_policy_data *pd)
 	struct fairq_group *group = container_of(pd, struct fairq_group, pd);
 	struct fairq_queue *fq = fairq_of(pd->blkg->q);
 
-	/* Where the policy is activated there are some that have gone, which do not go again. */
+	/* Activation also visits removed cgroups; offline_group() is not called for these again. */
 	if (!fq || hlist_unhashed(&pd->blkg->blkcg_node))
 		return;
-	/* Parents come first. */
+	/* The list has parents before their children. */
 	list_add_tail(&group->entry, &fq->groups);
 	if (fq->is_started)
 		add_flow(fq, group);
@@ -215,11 +216,11 @@ struct scan {
 	void (*at)(struct scan *scan, struct fairq_group *group);
 	/* Children before their parents. */
 	bool backwards;
-	/* The scheduler has no room for another flow. */
+	/* The scheduler has no free flow. */
 	bool is_full;
-	/* All bytes. */
+	/* The sum of all groups' bytes. */
 	u64 all;
-	/* The new weights, which the scheduler gets before the lock is given back. */
+	/* The new weights, which the scheduler gets before the lock is released. */
 	struct fairq_weight weights[FAIRQ_WEIGHTS];
 	u32 count;
 };
@@ -232,8 +233,8 @@ static void set_weights(struct scan *scan)
 }
 
 /*
- * The queue's lock is given back every SCAN_NS: groups come and go in between. A mark in the list
- * keeps the place. There is one scan at a time.
+ * The queue's lock is released every SCAN_NS, so groups may be added and removed meanwhile. A mark
+ * in the list keeps the scan's position. There is one scan at a time.
  */
 static void scan_all(struct scan *scan)
 {
@@ -282,13 +283,16 @@ void fairq_add_flows(struct fairq_queue *fq)
 	scan_all(&scan);
 }
 
-/* Which groups have sent requests lately, and what their weights come to. Children are before their parents. */
+/*
+ * Updates whether a group has sent requests in the last half second, and sums the weights of such
+ * groups at their parents. Called for children before their parents.
+ */
 static void add_up(struct scan *scan, struct fairq_group *group)
 {
 	struct blkcg_gq *blkg = group->pd.blkg;
 	struct fairq_group *parent = blkg->parent ? group_of(blkg->parent) : NULL;
 
-	/* Requests of a group without a flow are root's. */
+	/* Requests of a group without a flow are charged to root. */
 	if (has_flow(scan->fq, group) && READ_ONCE(group->sent)) {
 		WRITE_ONCE(group->sent, false);
 		group->silent = 0;
@@ -297,14 +301,14 @@ static void add_up(struct scan *scan, struct fairq_group *group)
 	}
 	group->sum = group->summing;
 	group->summing = 0;
-	/* Requests of its own, beside those of its children. */
+	/* The group's own requests have a weight beside those of its children. */
 	if (group->silent < SILENT && (group->sum || !blkg->parent))
 		group->sum += USUAL_WEIGHT;
 	if (parent && counts(group))
 		parent->summing += weight_of(blkg, group);
 }
 
-/* The part of each group. Parents are before their children. */
+/* Computes a group's part. Called for parents before their children. */
 static void set_part(struct scan *scan, struct fairq_group *group)
 {
 	struct blkcg_gq *blkg = group->pd.blkg;
@@ -327,7 +331,7 @@ static void set_part(struct scan *scan, struct fairq_group *group)
 	scan->weights[scan->count++] = (struct fairq_weight) { group->flow, part };
 }
 
-/* The bytes of its requests that have ended since the last call. */
+/* The bytes of the group's requests that have ended since the last call. */
 static u64 more_of(struct fairq_group *group)
 {
 	u64 before = group->had;
@@ -357,7 +361,7 @@ static void set_received(struct scan *scan, struct fairq_group *group)
 	group->received = scan->all ? div64_u64(group->more * 10000, scan->all) : 0;
 }
 
-/* Finds out what part of all bytes each cgroup has received. */
+/* Computes the part of all bytes that each cgroup has received. */
 static void receive(struct fairq_queue *fq)
 {
 	u64 now_ns = ktime_get_ns(), passed_ns = now_ns - fq->received_ns;
@@ -403,7 +407,7 @@ int fairq_activate_groups(struct fairq_queue *fq)
 	spin_lock_irq(&fq->q->queue_lock);
 	fq->is_started = true;
 	spin_unlock_irq(&fq->q->queue_lock);
-	/* The queue is frozen: all have theirs before the first request comes. */
+	/* The queue is frozen, so all groups get their flows before the first request arrives. */
 	fairq_add_flows(fq);
 	return 0;
 }

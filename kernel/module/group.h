@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The structures that group.c and files.c share: cgroups, and their data on a queue. After
- * block/blk-cgroup.h.
+ * The structures that group.c and files.c share: cgroups, and their data on a queue. Include
+ * it after block/blk-cgroup.h.
  */
 #ifndef FAIRQ_GROUP_H
 #define FAIRQ_GROUP_H
@@ -13,13 +13,13 @@
 #define USUAL_WEIGHT 100
 /* The number of scans for which a cgroup counts as sending after its last request. */
 #define SILENT 5
-/* The whole, which a cgroup alone has: the largest weight there is, in 256ths. */
+/* The whole, which a single active cgroup gets: the largest weight, in 256ths. */
 #define WHOLE ((u64)MOST_WEIGHT << 8)
 /* The time over which the service of each cgroup is counted. */
 #define RECEIVED_NS NSEC_PER_SEC
 /*
- * After a longer pause the service is not known: scans stop with the requests, and come late on a
- * busy machine.
+ * If the last count is older than this, the received part is unknown: scans stop when requests
+ * stop, and may be late on a busy machine.
  */
 #define STALE_NS (5 * RECEIVED_NS)
 
@@ -30,8 +30,8 @@ struct fairq_cgroup {
 };
 
 /*
- * The service of a cgroup by a drive, counted on one CPU; by FAIRQ_READ, FAIRQ_WRITE and all
- * others.
+ * The service of a cgroup by a drive, counted on one CPU. The arrays have an entry for FAIRQ_READ,
+ * one for FAIRQ_WRITE and one for all other operations.
  */
 struct fairq_counts {
 	u64 requests[3];
@@ -44,12 +44,12 @@ struct fairq_counts {
 /* A cgroup on a queue. */
 struct fairq_group {
 	struct blkg_policy_data pd;
-	/* Among those of its queue; under q->queue_lock. */
+	/* Entry in the list of the queue's groups; under q->queue_lock. */
 	struct list_head entry;
-	/* Which of the queue's engines has the flow; 0: none. Written under q->queue_lock. */
+	/* The number of the engine that has its flow; 0: none. Written under q->queue_lock. */
 	u64 build;
 	u64 flow;
-	/* On this drive; 0: the cgroup's. */
+	/* The weight on this drive; 0: that of the cgroup. */
 	u32 weight;
 	/*
 	 * Whether it has sent a request since the last scan, and the number of scans without one.
@@ -60,18 +60,18 @@ struct fairq_group {
 	u32 given;
 	struct fairq_counts __percpu *counts;
 	/*
-	 * Whether it has been served since receive() read its counts; its bytes by then, and since
-	 * the reading before.
+	 * Whether it has been served since receive() last read its counts; its bytes up to then,
+	 * and those between the last two readings.
 	 */
 	bool counted;
 	u64 had;
 	u64 more;
-	/* Its part of what all have had, in 10,000ths. */
+	/* Its part of the service of all groups, in 10,000ths. */
 	u32 received;
-	/* The weights of its children that send, and its own if it sends and has such; its part. */
+	/* The weights of its children that send, plus its own if it sends, too; its part. */
 	u64 sum;
 	u64 part;
-	/* The sum of the scan that is under way. */
+	/* The sum so far in the present scan. */
 	u64 summing;
 };
 
@@ -89,7 +89,7 @@ static inline struct fairq_group *group_of(struct blkcg_gq *blkg)
 	return pd ? container_of(pd, struct fairq_group, pd) : NULL;
 }
 
-/* The scheduler that there is now has a flow for it. Under q->queue_lock, or while a request is live. */
+/* Whether the present engine has a flow for it; under q->queue_lock, or while a request is live. */
 static inline bool has_flow(struct fairq_queue *fq, const struct fairq_group *group)
 {
 	return smp_load_acquire(&group->build) == fq->builds;

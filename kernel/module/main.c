@@ -36,6 +36,7 @@ MODULE_ALIAS("mqfq-iosched");
 MODULE_ALIAS("mqfq-serial-iosched");
 MODULE_ALIAS("sfqd-iosched");
 MODULE_ALIAS("kyber-fair-iosched");
+MODULE_ALIAS("d2fq-iosched");
 MODULE_ALIAS("fairq-cfq-iosched");
 MODULE_ALIAS("fairq-bfq-iosched");
 MODULE_ALIAS("flashfq-iosched");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * The way of a request, with any scheduler.
+ * The operations of an elevator, which take a request through the scheduler.
  *
  * insert_requests() gives it to the scheduler, which holds it back; dispatch_request() takes the
- * next request that may be sent; finish_request() completes it. Each of them adds ports that may
- * now send a request to a set; the hardware contexts of these ports are run when no lock is held.
+ * next request that may be sent; finish_request() completes it. Each of them collects the ports
+ * that may now send a request; the hardware contexts of these ports are run when no lock is held.
  */
 #include <linux/blkdev.h>
 #include <linux/module.h>
@@ -33,7 +33,7 @@ static bool is_empty(const struct fairq_wake *wake)
 	return !(wake->words[0] | wake->words[1] | wake->words[2] | wake->words[3]);
 }
 
-/* The request may go: from here on the device's. */
+/* Puts a request that may be sent on the list of its hardware context. */
 static void make_ready(struct request *rq)
 {
 	struct fairq_hctx *fh = rq->mq_hctx->sched_data;
@@ -44,20 +44,20 @@ static void make_ready(struct request *rq)
 		smp_store_release(&fh->first, rq);
 }
 
-/* The scheduler has sent it. */
+/* Records that the scheduler has dispatched a request. */
 static void issued(struct fairq_port *port, struct request *rq, u64 now_ns)
 {
 	struct fairq_slot *slot = &port->slots[fairq_turn_of(rq)];
 
 	fairq_unstage(port, rq);
 	fairq_set_place(rq, FAIRQ_ISSUED);
-	/* One that was put back has waited before. */
+	/* Added, because a request that was put back has waited before. */
 	slot->waited_ns += now_ns - slot->since_ns;
 	slot->since_ns = now_ns;
 	slot->bytes = blk_rq_bytes(rq);
 	/*
-	 * It was held back if the port got no request while it was staged, or if a later request
-	 * was sent first.
+	 * The request was held back if the scheduler returned none to the port while it was staged,
+	 * or if a later request was sent first.
 	 */
 	slot->throttled |= slot->vain != port->vain || (s32)(port->latest - slot->arrival) > 0;
 	if ((s32)(slot->arrival - port->latest) > 0)
@@ -83,8 +83,8 @@ static void trace_decision(struct fairq_queue *fq, struct fairq_port *port, cons
 }
 
 /*
- * Runs the port at this time. To set a timer costs as much as to send a request, so a timer that is
- * early enough stays.
+ * Runs the port at this time. Setting a timer takes as long as sending a request, so a timer that
+ * expires earlier is left as it is.
  */
 static void run_at(struct fairq_port *port, u64 until_ns)
 {
@@ -103,7 +103,7 @@ void fairq_take_ends(struct fairq_port *port, struct fairq_wake *wake)
 
 	if (llist_empty(&port->ended))
 		return;
-	/* The list has the last request to end first. */
+	/* The list has the request that ended last at its head. */
 	ended = llist_reverse_order(llist_del_all(&port->ended));
 	llist_for_each_entry_safe(slot, next, ended, ended) {
 		turn = slot - port->slots;
@@ -124,7 +124,7 @@ void fairq_find_ends(struct fairq_queue *fq, struct fairq_wake *wake)
 
 /*
  * Sets whether the port waits. It may wait for ended requests that the scheduler does not know yet,
- * so these are searched for.
+ * so all ports with such requests are added to `wake`.
  */
 static void set_waits(struct fairq_port *port, bool waits, struct fairq_wake *wake)
 {
@@ -136,12 +136,15 @@ static void set_waits(struct fairq_port *port, bool waits, struct fairq_wake *wa
 		return;
 	}
 	atomic_inc(&port->fq->waiting);
-	/* Against the one in fairq_finish_request(): one of the two sees what the other has written. */
+	/*
+	 * Pairs with fairq_finish_request(): one of the two reads the value that the other has
+	 * written.
+	 */
 	smp_mb__after_atomic();
 	fairq_find_ends(port->fq, wake);
 }
 
-/* The next request of this port that may go, whichever hardware context it is of. */
+/* Returns the request that the scheduler dispatches next on this port, of any hardware context. */
 static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 			      struct fairq_wake *wake)
 {
@@ -170,8 +173,8 @@ static struct request *choose(struct fairq_queue *fq, struct fairq_port *port, u
 }
 
 /*
- * From here on the port's hardware contexts run, and take requests until there are none: see
- * fairq.h.
+ * Records that the port's hardware contexts run, or will run, and then take requests until there
+ * are none (`run_due` in fairq.h).
  */
 static void mark_run_due(struct fairq_port *port)
 {
@@ -180,9 +183,10 @@ static void mark_run_due(struct fairq_port *port)
 
 /*
  * After each event on a port the scheduler has to be called once more for it, because other ports
- * may wait for the effect of that call. If a run is due, that run calls it. Otherwise, if the
- * scheduler has a request for the port (true), the hardware contexts are to be run, and they call
- * it. blk-mq runs no context without work, so in all other cases it is called here.
+ * may wait for the effect of that call. If a run is due, that run calls the scheduler. Otherwise,
+ * if the scheduler has a request for the port, this function returns true; the caller then has to
+ * run the hardware contexts, which call the scheduler. blk-mq runs no context without work, so in
+ * all other cases the scheduler is called here.
  */
 static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 		   struct fairq_wake *wake)
@@ -201,10 +205,13 @@ static bool settle(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 	return true;
 }
 
-/* The most rounds in which ports that wake each other are run at a time. */
+/* The most rounds of ports that wake each other in one call; a work item runs further ports. */
 #define ROUNDS 8
 
-/* Settles the ports that were woken, and runs the hardware contexts of those, and of `own`. */
+/*
+ * Calls the scheduler for woken ports; runs the hardware contexts of those with requests and of
+ * `own`.
+ */
 static void deliver(struct fairq_queue *fq, struct fairq_wake *wake, struct fairq_port *own)
 {
 	struct fairq_wake run = {}, more;
@@ -250,7 +257,7 @@ void fairq_run(struct fairq_queue *fq, struct fairq_wake *wake)
 	deliver(fq, wake, NULL);
 }
 
-/* A request that was put back keeps its slot and is charged once; anything else is new. */
+/* Submits a request. One that the device put back keeps its slot, and is charged only once. */
 static void insert(struct fairq_queue *fq, struct fairq_port *port, struct request *rq, u64 now_ns,
 		   struct fairq_wake *wake, struct list_head *free)
 {
@@ -259,7 +266,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 	int said;
 
 	if (fairq_tag_of(rq) >= fq->tags) {
-		/* Not lost, but not shared either. */
+		/* A request without a slot bypasses the scheduler, so it is not lost. */
 		make_ready(rq);
 		return;
 	}
@@ -269,8 +276,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		slot->vain = port->vain;
 		slot->arrival = ++port->arrivals;
 		said = fairq_core_requeue(fq->engine, port->index, now_ns, fairq_turn_of(rq), wake);
-		/* Refused: it is still the device's. */
-		said = said != 0;
+		/* A refused request is still issued on the device. */
 	} else if (port->held && fairq_merge_request(port, rq, now_ns, wake, free)) {
 		return;
 	} else {
@@ -285,7 +291,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		if (trace_fairq_insert_enabled())
 			trace_fairq_insert(dev_of(fq), port->index, &order,
 					   slot->blkg ? fairq_cgroup_id(slot->blkg) : 0);
-		/* A refusal would be a fault of this module's, and the request goes all the same. */
+		/* A refusal would be a fault of this module; the request is sent all the same. */
 		if (WARN_ON_ONCE(said < 0)) {
 			fairq_let_go(slot);
 			make_ready(rq);
@@ -294,6 +300,8 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 		WRITE_ONCE(port->live, port->live + 1);
 	}
 	if (said) {
+		if (fq->classes && said > 0)
+			fairq_set_class(rq, said - 1);
 		fairq_set_place(rq, FAIRQ_ISSUED);
 		make_ready(rq);
 	} else {
@@ -301,7 +309,7 @@ static void insert(struct fairq_queue *fq, struct fairq_port *port, struct reque
 	}
 }
 
-/* Without the lock: who has made it true runs the hardware context after that. */
+/* Called without the lock: the code that makes the result true runs the context afterwards. */
 static bool fairq_has_work(struct blk_mq_hw_ctx *hctx)
 {
 	struct fairq_hctx *fh = hctx->sched_data;
@@ -316,7 +324,7 @@ static bool may_run(struct blk_mq_hw_ctx *hctx)
 	       task_is_running(current);
 }
 
-/* Nothing is before the next request of this hardware context. */
+/* Whether no other request waits to be sent on this hardware context. */
 static bool is_clear(struct blk_mq_hw_ctx *hctx)
 {
 	struct fairq_hctx *fh = hctx->sched_data;
@@ -325,7 +333,8 @@ static bool is_clear(struct blk_mq_hw_ctx *hctx)
 }
 
 /*
- * The last staged request has been chosen: the scheduler is called once more, and finds no other.
+ * Calls the scheduler again after it has dispatched the last staged request: it then finds none,
+ * and may wake other ports.
  */
 static void call_again(struct fairq_queue *fq, struct fairq_port *port, u64 now_ns,
 		     struct fairq_wake *wake)
@@ -349,10 +358,10 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	LIST_HEAD(merged);
 	unsigned long irq;
 
-	/* All of them may have ended before this returns: the scheduler stays until then. */
+	/* All requests may have ended before this returns, so a reference keeps the scheduler. */
 	percpu_ref_get(&fq->q->q_usage_counter);
 	spin_lock_irqsave(&port->lock, irq);
-	/* Their tags may be those of what comes now. */
+	/* The requests that are inserted may have tags of ended requests. */
 	fairq_take_ends(port, &wake);
 	was_idle = !port->live;
 	while (!list_empty(list)) {
@@ -374,7 +383,7 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 				mark_run_due(port);
 		}
 	} else {
-		/* At the latest by its caller. */
+		/* If no other code runs the contexts before, the caller of this function does. */
 		mark_run_due(port);
 	}
 	spin_unlock_irqrestore(&port->lock, irq);
@@ -383,9 +392,8 @@ static void fairq_insert_requests(struct blk_mq_hw_ctx *hctx, struct list_head *
 	deliver(fq, &wake, other ? port : NULL);
 	blk_mq_free_requests(&merged);
 	/*
-	 * Its caller leaves the run to a thread of the kernel's where the request came alone, which
-	 * costs more than all else here. A driver that may sleep is left to it, and so is what a task
-	 * sends that is about to sleep itself.
+	 * For a single request the caller would leave the run to a kernel thread, which costs more
+	 * than all else here. So it is made here, unless the driver or the task may sleep.
 	 */
 	if (runs && fairq_has_work(hctx))
 		blk_mq_run_hw_queue(hctx, false);
@@ -423,7 +431,10 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 		}
 		if (!port->held)
 			call_again(fq, port, now_ns, &wake);
-		/* Another run may have got no request just before this one was staged. */
+		/*
+		 * Another run that got no request may have cleared `run_due` before the requests
+		 * that are staged now arrived.
+		 */
 		else if (!port->run_due)
 			mark_run_due(port);
 		if (rq->mq_hctx == hctx)
@@ -439,11 +450,14 @@ static struct request *fairq_dispatch_request(struct blk_mq_hw_ctx *hctx)
 static void fairq_prepare_request(struct request *rq)
 {
 	fairq_set_place(rq, FAIRQ_FOREIGN);
+	/* No class. */
+	rq->elv.priv[1] = NULL;
 }
 
 /*
- * The scheduler has to know at once only where a port waits. Otherwise the end is left for the next
- * run of the port, which takes its lock anyway; the tick runs it at the latest.
+ * If a port waits, or if classes depend on the requests that have ended, the scheduler completes an
+ * ended request at once. Otherwise the request stays in its port's list until the port is run again,
+ * which takes the lock in any case. The next tick runs the port at the latest.
  */
 static void fairq_finish_request(struct request *rq)
 {
@@ -462,7 +476,7 @@ static void fairq_finish_request(struct request *rq)
 	slot->ended_ns = ktime_get_ns();
 	trace_fairq_complete(dev_of(fq), port->index, fairq_turn_of(rq), slot, slot->ended_ns);
 	llist_add(&slot->ended, &port->ended);
-	/* Against the one in set_waits(). */
+	/* Pairs with the barrier in set_waits(). */
 	smp_mb__after_atomic();
 	if (!atomic_read(&fq->waiting))
 		return;
@@ -474,8 +488,8 @@ static void fairq_finish_request(struct request *rq)
 }
 
 /*
- * The device could not begin it. Where it is inserted again it is staged again; where its driver has
- * it sent again as it is, nothing has changed for the scheduler.
+ * The device could not begin the request. If the request is inserted again, it is staged again; if
+ * the driver sends it again directly, nothing changes for the scheduler.
  */
 static void fairq_requeue_request(struct request *rq)
 {
@@ -484,8 +498,8 @@ static void fairq_requeue_request(struct request *rq)
 }
 
 /*
- * Notes the flow of the bio for which a task is about to get a tag, while tags are short. Writeback
- * belongs to another cgroup than the task.
+ * Notes the flow of the bio for which a task is about to get a tag, while tags are short. In
+ * writeback the bio belongs to another cgroup than the task.
  */
 static void note_tagging(struct fairq_queue *fq, struct bio *bio)
 {
@@ -495,7 +509,10 @@ static void note_tagging(struct fairq_queue *fq, struct bio *bio)
 	put_cpu_ptr(fq->taggings);
 }
 
-/* The task's own cgroup where it has tried nothing to merge, or has come to another CPU since. */
+/*
+ * Returns the flow of the bio that the task tried to merge last on this CPU or, if there is none,
+ * the flow of the task's cgroup.
+ */
 static u64 flow_of_tagging(struct fairq_queue *fq)
 {
 	struct fairq_tagging *tagging = get_cpu_ptr(fq->taggings);
@@ -507,7 +524,7 @@ static u64 flow_of_tagging(struct fairq_queue *fq)
 	return is_own ? flow : fairq_flow_of_current(fq);
 }
 
-/* A cgroup may have half of a port's tags whatever the others do. */
+/* Tags are short if half of a port's tags are in use; until then any cgroup gets tags. */
 static bool is_short(struct fairq_queue *fq, struct fairq_port *port)
 {
 	return READ_ONCE(port->live) >= fq->tags / 2;
@@ -541,8 +558,8 @@ static bool fairq_bio_merge(struct request_queue *q, struct bio *bio, unsigned i
 }
 
 /*
- * A cgroup that has its part of the tags gets the few that are left over, so that its neighbours'
- * requests reach the scheduler at all.
+ * While tags are short, a cgroup that has an equal part of the tags gets only a few more, so that
+ * other cgroups' requests can reach the scheduler.
  */
 static void fairq_limit_depth(blk_opf_t opf, struct blk_mq_alloc_data *data)
 {
@@ -567,12 +584,12 @@ static void depth_updated(struct request_queue *q, u32 depth)
 	struct fairq_queue *fq = q->elevator->elevator_data;
 
 	if (depth > fq->depth && fairq_start(fq, depth))
-		pr_warn_once("fairq: no memory for %u tags: requests beyond %u are not shared\n",
+		pr_warn_once("fairq: no memory for %u tags: requests with tags from %u on bypass the scheduler\n",
 			     depth, fq->depth);
 	fairq_place_tags(fq);
 }
 
-/* Which tags of its port are a hardware context's. */
+/* Computes the first of the port's tags that belongs to each hardware context. */
 void fairq_place_tags(struct fairq_queue *fq)
 {
 	struct blk_mq_hw_ctx *hctx;
@@ -609,7 +626,7 @@ static void fairq_exit_hctx(struct blk_mq_hw_ctx *hctx, unsigned int index)
 	kfree(fh);
 }
 
-/* Asks ports that a cgroup's end has woken. */
+/* Runs ports that were woken in a context that cannot run them (a cgroup is removed). */
 static void ask(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, work);
@@ -653,6 +670,7 @@ static u32 places(struct blk_mq_tag_set *set, u32 queues)
 
 static void free_queue(struct fairq_queue *fq)
 {
+	fairq_end_classes(fq);
 	free_percpu(fq->taggings);
 	kvfree(fq->ports);
 	kfree(fq);
@@ -687,7 +705,9 @@ int fairq_queue_start(struct request_queue *q, struct elevator_queue *eq, u32 sc
 		fq->ports[i].fq = fq;
 	}
 	fairq_init_timers(fq);
-	error = fairq_start(fq, q->nr_requests);
+	error = fairq_begin_classes(fq, eq->type->elevator_name);
+	if (!error)
+		error = fairq_start(fq, q->nr_requests);
 	if (error)
 		goto no_engine;
 	eq->elevator_data = fq;
@@ -730,7 +750,7 @@ static void fairq_depth_updated(struct request_queue *q)
 #else
 static void fairq_depth_updated(struct blk_mq_hw_ctx *hctx)
 {
-	/* A queue that has become larger has other tags, which know no bound yet. */
+	/* A queue that has grown has other tags, for which no least depth has been set. */
 	sbitmap_queue_min_shallow_depth(&hctx->sched_tags->bitmap_tags, 1);
 	depth_updated(hctx->queue, hctx->sched_tags->nr_tags);
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * The requests that a port holds back: which one takes a turn, and what is merged into them. All of it under the port's
- * lock.
+ * The requests that a port holds back: the choice of the request for a turn, and merging. All
+ * functions are called under the port's lock.
  *
- * The scheduler gives turns to cgroups. It knows a request by its turn, a number below the number of tags, and not by
- * its tag, so that two requests can exchange their turns: a cgroup's first request of a better I/O priority goes when the
- * cgroup's turn has come, and the one whose turn it was has the other's. Cgroups get the same as without priorities.
- * Which turn a tag has is kept when its request has ended, so turns and tags are always as many.
+ * The scheduler identifies a request by its *turn*, a number below the number of tags, and not by
+ * its tag, so that two requests of a cgroup can exchange their turns: when the scheduler dispatches
+ * a turn, the cgroup's first request of a better I/O priority takes it, and the request that had
+ * the turn gets that of the other. The service of each cgroup is the same as without priorities. A
+ * tag keeps its turn when its request has ended, so there are always as many turns as tags.
  *
- * A request that is inserted may lie behind or before one that is staged, and may close the gap between two. Of those
- * that become one request the earlier goes on. It has the turn of the one that was staged first, which has grown.
+ * An inserted request may begin where a staged request ends, end where one begins, or fill the gap
+ * between two. Of the requests that are merged the one at the lower address stays. It gets the turn
+ * of the request that was staged first; the scheduler sees that turn grow.
  */
 #include <linux/blkdev.h>
 #include <linux/ioprio.h>
@@ -28,7 +30,7 @@
 #define NEIGHBOURS 8
 /* The number of requests of a better class that are searched for one of the same cgroup. */
 #define BETTER 64
-/* A request that has waited as long keeps its turn; as in mq-deadline. */
+/* A request that has waited for this time keeps its turn, as in mq-deadline. */
 #define AGED_NS (10 * NSEC_PER_SEC)
 
 static u32 class_of(unsigned short ioprio)
@@ -66,7 +68,10 @@ static void exchange_turns(struct fairq_port *port, struct request *a, struct re
 	swap(port->turns[fairq_tag_of(a)], port->turns[fairq_tag_of(b)]);
 }
 
-/* It is the turn of rq. Which request of its cgroup takes it. */
+/*
+ * The scheduler has dispatched the turn of rq. Returns the request of the same cgroup that takes
+ * this turn.
+ */
 struct request *fairq_best(struct fairq_port *port, struct request *rq, u64 now_ns)
 {
 	struct fairq_slot *slot = &port->slots[fairq_turn_of(rq)];
@@ -104,7 +109,7 @@ static u32 op_of(struct request *rq)
 	}
 }
 
-/* The request as the scheduler gets it, without its cgroup. */
+/* The parameters of a request for the scheduler, except its cgroup. */
 struct fairq_order fairq_order_of(struct fairq_port *port, struct request *rq)
 {
 	return (struct fairq_order) {
@@ -122,7 +127,10 @@ static void grow(struct fairq_port *port, struct request *rq, struct fairq_order
 	fairq_core_grow(port->fq->engine, port->index, now_ns, by, wake);
 }
 
-/* The second goes on where the first ends, for the same cgroup. The block layer compares all else. */
+/*
+ * Whether the second request begins where the first ends, for the same cgroup. The block layer
+ * checks the other conditions of a merge.
+ */
 static bool touch(struct request *first, struct request *second)
 {
 	return blk_rq_pos(first) + (blk_rq_bytes(first) >> SECTOR_SHIFT) == blk_rq_pos(second) &&
@@ -131,9 +139,9 @@ static bool touch(struct request *first, struct request *second)
 }
 
 /*
- * Lets the block layer merge the later request into the earlier one, and adds it to `free`. The
- * block layer's function for elevators searches the last request that was merged into, and then a
- * table, which is empty here.
+ * Lets the block layer merge the later request into the earlier one, and adds the later one to
+ * `free`. The block layer's function for elevators first tries `last_merge`, the last request into
+ * which another one was merged, and then searches a table, which is empty here.
  */
 static bool join(struct fairq_queue *fq, struct request *earlier, struct request *later, struct list_head *free)
 {
@@ -156,8 +164,8 @@ static bool join(struct fairq_queue *fq, struct request *earlier, struct request
 }
 
 /*
- * A staged request has grown. If it now ends where another staged request begins, they are merged,
- * and the other one is gone.
+ * Called after a staged request has grown. If it now ends where another staged request begins, or
+ * begins where another one ends, the request at the higher address is merged into the lower one.
  */
 static void close_gap(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
 		      struct list_head *free)
@@ -187,7 +195,10 @@ static void close_gap(struct fairq_port *port, struct request *rq, u64 now_ns, s
 	}
 }
 
-/* Merges a request that the scheduler does not know yet with a staged one, or not. */
+/*
+ * Tries to merge a request that has not been submitted to the scheduler with a staged one; returns
+ * whether it did.
+ */
 bool fairq_merge_request(struct fairq_port *port, struct request *rq, u64 now_ns, struct fairq_wake *wake,
 			 struct list_head *free)
 {
@@ -221,7 +232,10 @@ bool fairq_merge_request(struct fairq_port *port, struct request *rq, u64 now_ns
 	return false;
 }
 
-/* Merges a bio into one of the last requests that are staged, before or behind it; never one of another cgroup. */
+/*
+ * Merges a bio into one of the last staged requests if the two are adjacent and belong to the same
+ * cgroup.
+ */
 bool fairq_merge_bio(struct fairq_port *port, struct bio *bio, unsigned int nr_segs, u64 now_ns,
 		     struct fairq_wake *wake, struct list_head *free)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Tracepoints: /sys/kernel/tracing/events/fairq. They record a request at its arrival, the
- * decisions of its port with their numbers, and the time that it took. Virtual times are in units,
- * a byte at weight 100; -1 is what a scheduler does not have.
+ * decisions of its port with their numbers, and the time that it took. Virtual times are in units
+ * (a byte at weight 100); -1 stands for a number that a scheduler does not have.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM fairq

@@ -1,5 +1,5 @@
-//! The border between Python and the lab: texts in, JSON out. What is convenient is in
-//! `python/fairq/__init__.py`.
+//! The interface between Python and the lab, which takes texts and returns JSON. The convenient
+//! functions for users are in `python/fairq/__init__.py`.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use fairq_lab::scenario::{Details, Document};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-/// What was wrong with what was given is a `ValueError`; what went wrong later a `RuntimeError`.
+/// An error in the arguments is a `ValueError`, an error of the run a `RuntimeError`.
 fn raised(error: &anyhow::Error) -> PyErr {
     let text = format!("{error:#}");
     if error.is::<Refusal>() { PyValueError::new_err(text) } else { PyRuntimeError::new_err(text) }
@@ -52,8 +52,8 @@ fn points(
     document.points().map_err(refused)?.into_iter().map(point).collect()
 }
 
-/// Runs a point, which must sweep nothing, under policies as `fairq bench` names them; gives what
-/// came out as JSON. Other threads of Python go on meanwhile.
+/// Runs a point, which must not have a sweep, under policies as `fairq bench --policy` names them,
+/// and returns the results as JSON. Other Python threads run meanwhile.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 fn run(
@@ -75,7 +75,7 @@ fn run(
     let work = || {
         let points = Document::new(scenario, name, folder).points()?;
         let [point] = &points[..] else {
-            anyhow::bail!("a point sweeps nothing, and this has {} points", points.len());
+            anyhow::bail!("only a single point can be run, and this has {} points", points.len());
         };
         let cell = point.run(&policies, seed, Details { alone, histograms })?;
         Ok(serde_json::to_string(&cell)?)

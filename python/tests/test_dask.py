@@ -1,4 +1,4 @@
-"""A sweep on a cluster, of which a worker is killed on the way."""
+"""A sweep on a cluster, one of whose workers is killed during the sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_worker_that_is_killed_changes_nothing() -> None:
             killed = threading.Event()
 
             def kill() -> None:
-                # Some work is done and some is not.
+                # Waits until a worker has a result: at that moment only a part of the work is done.
                 while not any(client.has_what().values()):
                     time.sleep(0.01)
                 os.kill(next(iter(pids.values())), signal.SIGKILL)
@@ -36,5 +36,5 @@ def test_a_worker_that_is_killed_changes_nothing() -> None:
             there = fairq.sweep(scenario, over, ["mqfq"], seeds=3, executor=client.get_executor())
             killer.join(timeout=60)
             assert killed.is_set()
-            assert set(client.run(os.getpid).values()) != set(pids.values()), "one is another now"
+            assert set(client.run(os.getpid).values()) != set(pids.values()), "the killed worker was replaced"
     assert bytes_of(here) == bytes_of(there)

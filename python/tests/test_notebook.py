@@ -1,4 +1,4 @@
-"""The example notebook runs from top to bottom, and its last cell says that a cluster gives the same."""
+"""The example notebook runs from top to bottom, and its last cell shows that a cluster gives the same table."""
 
 from __future__ import annotations
 

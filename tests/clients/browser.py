@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the two pipes that it offers (--remote-debugging-pipe): no package is needed for it.
+"""Drives a headless Chromium over its two debugging pipes (--remote-debugging-pipe), which needs no package of Python.
 
 Its messages are JSON, each ended by a zero byte. Every event is kept, so that a test can check requests, their responses and
 the messages on the console."""

@@ -1,5 +1,5 @@
-"""A small guest with its monitor (vhost-user-blk, split rings): enough to keep requests in flight, to lose its server and connect
-again with the in-flight area, and to break every rule."""
+"""A small guest with its monitor (vhost-user-blk, split rings): it can keep requests in flight, connect again with the in-flight
+area after its server was lost, and break every rule of the protocol."""
 
 import mmap
 import os
@@ -27,7 +27,7 @@ class Gone(Exception):
 
 
 class Guest:
-    """One queue, of requests that each have a place of their own: its number."""
+    """One queue. Each request has a place of its own, whose number identifies the request."""
 
     def __init__(self, path):
         self.memory = os.memfd_create("guest")

@@ -2,8 +2,8 @@
 
 For two tenants that both have requests waiting throughout an interval, the services issued to them, each divided by its tenant's
 weight, differ by at most (D + 1) (2 T + l_f / r_f + l_m / r_m) (Section 2.2 of the MQFQ paper; with T = 0 and D = 1 it is start-time
-fair queueing). A machine that gives a client no CPU for a while ends an interval and breaks no bound. One waiting request makes an
-interval, so the bound also limits the service of others before it is issued."""
+fair queueing). If a client has no CPU for a while, an interval ends, but the bound still holds. A single waiting request is an
+interval, so the bound also limits the service of other tenants before that request is issued."""
 
 import csv
 import itertools
@@ -24,7 +24,7 @@ def decisions(control, seconds=0.4):
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         path = os.path.join(folder, "trace.csv")
         done = rig.run(rig.fairq(), "ctl", "--control", control, "trace", "--seconds", seconds, "--format", "csv", "-o", path)
-        check("found no room" not in done.stderr, done.stderr)
+        check("were lost" not in done.stderr, done.stderr)
         with open(path, encoding="utf-8") as file:
             return [row for row in csv.DictReader(file) if row["tenant"]]
 
@@ -77,8 +77,8 @@ def widest(rows, weights, cost):
 
 def holds(rows, weights, cost=in_bytes, at_least=(), credit=0, depth=DEPTH, threshold=THRESHOLD):
     """Checks the bound on a recording, for each two of the tenants in `weights`. Returns the service issued while both waited, by pair.
-    Requests of the tenants in `at_least` may be charged more than `cost` says, so others may be ahead of them. A tenant whose requests
-    are cancelled gets their cost back later, beyond the bound: `credit`, in bytes at weight 100."""
+    Requests of the tenants in `at_least` may be charged more than `cost` returns, so other tenants may be ahead of them. A tenant
+    whose requests are cancelled is refunded later, which may exceed the bound by `credit` bytes at weight 100."""
     issued = {}
     for pair in itertools.combinations(weights, 2):
         two = {name: weights[name] for name in pair}

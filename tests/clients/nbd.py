@@ -1,5 +1,5 @@
-"""A small NBD client: enough to keep requests in flight, to notice that the server dies, and to know which acknowledgements
-arrived first. It takes simple replies, or negotiates structured ones."""
+"""A small NBD client: it can keep requests in flight, notices that the server dies, and knows which acknowledgements had
+arrived by then. It uses simple replies, or negotiates structured ones."""
 
 import socket
 import struct

@@ -1,6 +1,6 @@
-"""The common parts of all tests with real clients: a server that is started, awaited and stopped, and programs that run
-with a time limit. Nothing here waits a fixed time; everything polls with a deadline. A deadline only detects failure: it is
-longer than any delay on a busy machine."""
+"""The common parts of all tests with real clients. They start a server, wait until it is ready and stop it, and run
+programs with a time limit. No function waits for a fixed time: each polls a condition until a deadline. A deadline only
+detects a failure, so it is longer than any delay on a busy machine."""
 
 import contextlib
 import json
@@ -99,7 +99,7 @@ def until(condition, seconds, what):
 
 
 def greets(address):
-    """Does an NBD server greet at this address (a path, or a (host, port) pair)?"""
+    """Whether an NBD server sends its greeting at this address (a path, or a (host, port) pair)."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as s:
         s.settimeout(2)
@@ -145,7 +145,7 @@ class Process:
 
 
 class Server(Process):
-    """`fairq serve` on a Unix socket, up when it greets."""
+    """`fairq serve` on a Unix socket. The server is ready when it sends the greeting."""
 
     def __init__(self, folder, *args, **more):
         self.socket = os.path.join(folder, "s")
@@ -153,7 +153,7 @@ class Server(Process):
         super().__init__([fairq(), "serve", "--listen", f"unix:{self.socket}", *args], folder, **more)
         try:
             self.await_greeting()
-        except BaseException:  # an interrupt too: no caller holds the server yet
+        except BaseException:  # also for an interrupt, because no caller has a reference to the server yet
             self.kill()
             raise
 

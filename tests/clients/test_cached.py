@@ -1,4 +1,5 @@
-"""Reads from the page cache: clients get correct data, whatever happens to the file meanwhile."""
+"""Reads from the page cache: clients get correct data even if the file changes its size or loses its cached pages
+meanwhile."""
 
 import contextlib
 import os

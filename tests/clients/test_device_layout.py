@@ -1,4 +1,5 @@
-"""The layout record of a block device: found again after growth, adopted, and not to be forged by a tenant."""
+"""The layout record of a block device: a server finds it after the device has grown, an operator can adopt it, and a
+tenant cannot forge it."""
 
 import contextlib
 import hashlib
@@ -89,7 +90,8 @@ def record(at, **offsets):
 
 
 def test_a_device_that_has_grown():
-    """The machine that had it finds the record, wherever the old end was; another one wants it adopted."""
+    """The machine that used the device before finds the record at any old end of the device. On another machine the
+    operator has to adopt it."""
     with machine(33 * MI + 12288) as (folder, disk, resize):
         with serving(folder, disk, a=8, b=8) as clients:
             fill(clients)
@@ -108,7 +110,8 @@ def test_a_device_that_has_grown():
 
 
 def test_a_record_that_a_tenant_has_written():
-    """A device of version 0.1.0 on which a tenant has written a record: it does not say whose the ranges are."""
+    """A device of version 0.1.0 on which a tenant has written the bytes of a record: the server does not believe that
+    record."""
     with machine(32 * MI) as (folder, disk, _):
         with open(disk, "r+b") as f:
             f.write(b"a" * 4096)

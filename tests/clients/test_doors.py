@@ -243,7 +243,7 @@ def test_bench_holds_back():
 
 
 def test_a_trickle_beside_a_flood_on_one_shard():
-    """Connections of one shard submit in turn, whatever the policy, so that one with ever more requests is not always first. Without
+    """Connections of one shard submit in turn, whatever the policy, so that a connection that always has requests is not always first. Without
     turns the trickle has one request for 700 of the flood's."""
     for policy in ("none", "mqfq"):
         tenants = ("--tenant", "flood=32M", "--tenant", "trickle=32M")
@@ -320,7 +320,7 @@ def test_sockets_survive_a_crash():
                 check(client.recv(8) == b"NBDMAGIC", "the next server serves a client that came before it")
                 check(server.terminate() == 0, f"SIGTERM: {server.said()[-400:]}")
                 check(told(b"FDSTOREREMOVE=1")[0]["FDNAME"] == said["FDNAME"], "it takes the socket out when it ends")
-                check(not os.path.exists(path), "the socket's name is its own")
+                check(not os.path.exists(path), "the server that made the socket removes its name")
             finally:
                 server.kill()
 

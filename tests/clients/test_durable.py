@@ -26,8 +26,9 @@ def content(index, generation):
 class Writer(threading.Thread):
     """Keeps writes in flight on a connection of its own until the server dies; records the promises received by then.
 
-    A write with FUA is promised when its reply arrives. A flush promises every write whose reply had arrived before the
-    flush was sent. `promised` holds the newest promised generation of a block; `sent` the newest sent."""
+    A write with FUA counts as promised when its reply arrives. The reply to a flush promises every write whose reply
+    had arrived before the flush was sent. `promised` holds the newest promised generation of a block; `sent` the newest
+    sent."""
 
     def __init__(self, address, export, mine, history, seed):
         super().__init__(daemon=True)
@@ -129,7 +130,8 @@ def test_kill():
                 ]
                 for w in writers:
                     w.start()
-                # The moment is drawn in replies, not seconds, so that a slow machine is cut in the middle too.
+                # The moment of the kill is a random number of replies, not of seconds, so that the server is also
+                # killed under load on a slow machine.
                 moment = draw.randrange(1, 1500)
                 until(lambda: sum(w.replies for w in writers) >= moment or any(w.error for w in writers), 60, "load")
                 server.child.send_signal(signal.SIGKILL)

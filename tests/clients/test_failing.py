@@ -39,7 +39,7 @@ def test_failing_trim():
             client = nbd.Client(server.socket, "a")
             check(client.ask(nbd.WRITE, 0, data=b"x" * 16 * MI)[0] == 0, "the page cache takes it")
             check(client.ask(nbd.TRIM, 24 * MI, MI)[0] == 0, "a TRIM without FUA promises nothing")
-            check(client.ask(nbd.TRIM, 24 * MI, MI, flags=nbd.FUA)[0] == EIO, f"{device}: a durable TRIM heard of no error")
+            check(client.ask(nbd.TRIM, 24 * MI, MI, flags=nbd.FUA)[0] == EIO, f"{device}: a durable TRIM got no error")
 
 
 TENANTS = ("--tenant", "a=24M", "--tenant", "b=8M")
@@ -84,8 +84,8 @@ def test_failing_durable_write():
 
 
 def restarted_after_a_failure():
-    """False if the first server got the error from the kernel before it was killed: the kernel reports each error once, so the
-    second server does not get it."""
+    """Returns false if the first server got the error from the kernel before it was killed, because the kernel reports each
+    error once and the second server then does not get it."""
     with tempfile.TemporaryDirectory() as folder, overfull(32, 4) as disk:
         # While the device is open here, closing it elsewhere writes nothing back.
         held = os.open(disk, os.O_RDONLY)

@@ -1,4 +1,5 @@
-"""Disks of virtual machines (vhost-user-blk), as a small guest of our own sees them; `bench/vhost-user` has libblkio as the client."""
+"""Disks of virtual machines (vhost-user-blk), as the small guest of guest.py sees them; `bench/vhost-user` has libblkio as the
+client."""
 
 import json
 import os

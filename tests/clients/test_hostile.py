@@ -1,5 +1,6 @@
-"""A tenant that behaves badly beside a busy one and one that reads 512 bytes now and then: the scheduler gives each its
-share (`law`), memory stays bounded, nothing leaks. `bench/clients/run beside` measures their rates."""
+"""One tenant behaves badly, one is busy, and one reads 512 bytes now and then: the scheduler gives each tenant its
+share (`law`), memory stays bounded, and no memory or descriptor leaks. `bench/clients/run beside` measures their
+rates."""
 
 import contextlib
 import json
@@ -60,7 +61,8 @@ class Operated:
 
     @contextlib.contextmanager
     def good_load(self, seconds, depth=128):
-        """Runs the good tenant's load in another process, deep enough that a busy machine does not let its queue run empty."""
+        """Runs the good tenant's load in another process, with so many requests in flight that its queue does not run empty on
+        a busy machine."""
         load = ["bench", "--connect", self.server.uri("good"), "--tenant", f"good=depth:{depth}", "--json"]
         child = rig.start([rig.fairq(), *load, "--seconds", f"{seconds}s", "--warmup", "0s"])
         try:
@@ -71,7 +73,8 @@ class Operated:
             child.communicate()
 
     def share(self, enough=2 * MI, **more):
-        """All have their shares while `enough` is issued to two that wait; meanwhile the small tenant's requests are answered."""
+        """Checks that all tenants have their shares until `enough` was issued to two tenants that both wait, and that the small
+        tenant's requests are answered meanwhile."""
         small, before = self.small(), self.tenants()["good"]["reads"]
         over = threading.Event()
 
@@ -92,7 +95,8 @@ class Operated:
 
     @staticmethod
     def cost(row):
-        """The policy's charge for a row; these devices zero and discard by their map."""
+        """The policy's charge for a row of the recording. On these devices zeroing and discarding only change the map
+        of the file, so they cost little."""
         return max(4096, int(row["bytes"]) // (256 if row["op"] in ("discard", "write-zeroes") else 1))
 
 
@@ -408,8 +412,8 @@ def questions(rigged):
 
 
 def test_a_few_bytes_that_ask_for_much_are_no_free_ride():
-    """tmpfs cannot zero a range that must stay allocated: a few bytes on the wire are 64 MiB to write, and cost that. And it searches
-    for holes page by page, to the end of the file."""
+    """tmpfs cannot zero a range that must stay allocated, so a request of a few bytes writes 64 MiB, and is charged for them. tmpfs
+    also searches for holes page by page, to the end of the file."""
     if not os.path.isdir("/dev/shm"):
         raise rig.Skip("no /dev/shm")
     with rig.tempfile.TemporaryDirectory(prefix="fairq-", dir="/dev/shm") as folder:
@@ -461,7 +465,7 @@ def test_tenants_that_come_and_go_leave_nothing_behind():
             check(rigged.tenants()["good"]["in_flight"] > 0, "the good tenant went on")
         rig.until(rigged.is_quiet, 30, "everything is given back")
         rig.until(lambda: rigged.descriptors() <= descriptors, 20, f"no more than {descriptors} descriptors are open")
-        check(set(rigged.tenants()) == {"good", "bad", "small"}, "only those are left who stayed")
+        check(set(rigged.tenants()) == {"good", "bad", "small"}, "the other tenants are still there, and no more")
 
 
 def pour(rigged, header):

@@ -67,7 +67,7 @@ class World:
             self.served = {name for name, _ in self.file}
             return True
         status = process.child.wait()
-        check(status == 2, f"a start that is refused ends with 2, not {status}: {process.said()[-500:]}")
+        check(status == 2, f"a refused start ended with {status} instead of 2: {process.said()[-500:]}")
         self.note("refused:", process.said().strip()[-300:])
         self.server = None
         return False

@@ -1,5 +1,5 @@
-"""The web page, in a real browser: it shows the server's values, nothing leaves the server's address, and only users with
-the token can change weights. $FAIRQ_PICTURES names a folder for screenshots of it."""
+"""The web page, in a real browser: it shows the server's values, the page sends requests only to the server's address,
+and only users with the token can change weights. $FAIRQ_PICTURES names a folder for screenshots of it."""
 
 import base64
 import contextlib
@@ -176,9 +176,9 @@ def test_page_shows_what_the_server_tells():
         tab.until("document.querySelectorAll('#matrix tbody tr').length >= 3", 30, "the matrix has three rows")
         tab.until("document.querySelectorAll('#chart-share path.line').length >= 3", 30, "three lines are drawn")
         picture(tab, "desktop")
-        tab.until("document.querySelector('#missed li')?.innerText.startsWith('batch: ')", 30, "the missed target is told")
+        tab.until("document.querySelector('#missed li')?.innerText.startsWith('batch: ')", 30, "the missed target is shown")
         tab.until("document.querySelector('#rows tr[data-tenant=db] .promised')?.innerText.includes('min-iops=100 met')", 30,
-                  "the reservation is told")
+                  "the reservation is shown")
         rig.check(tab.text("#group-rows td.promised").startswith("max-iops=9000"), tab.text("#group-rows"))
         rig.check("acme" in tab.text("#rows tr[data-tenant=batch] .promised"), tab.text("#rows"))
         tab.run("document.getElementById('pause').click()")

@@ -1,4 +1,5 @@
-"""The man pages and completions as a user has them: pages installed and read by man, the Tab key pressed in real shells."""
+"""Tests the man pages and completions as a user uses them: pages are installed and read by man, and the Tab key is pressed
+in real shells."""
 
 import fcntl
 import os

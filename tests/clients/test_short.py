@@ -59,8 +59,8 @@ def fill(where, how):
                 check(a.ask(nbd.READ, at * MI, MI) == (0, b"a" * MI), f"a reads {at} MiB")
         check(b.ask(nbd.WRITE, 0, data=b"B" * MI)[0] == 0 and b.ask(nbd.FLUSH)[0] == 0, "b writes what it has")
         check(b.ask(nbd.READ, 0, MI) == (0, b"B" * MI), "b reads it")
-        until(lambda: "fails requests" in server.said(), 10, "the log tells it")
-        # It fails into the next second; the log has nothing new.
+        until(lambda: "fails requests" in server.said(), 10, "the log reports it")
+        # The writes still fail in the next second, but the log gets no second line.
         failing = time.monotonic() + 1.5
         while time.monotonic() < failing:
             check(a.ask(nbd.WRITE, 63 * MI, data=b"a" * MI)[0] == ENOSPC, "it is still full")

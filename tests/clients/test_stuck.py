@@ -51,7 +51,7 @@ def disks(*names):
         yield folder, made
 
 
-# As short as possible: no timeout expires by this test's own delays.
+# The timeouts can be as short as possible, because delays of this test itself do not make them expire.
 TIMEOUTS = {"answers": "500ms", "stuck": "300ms", "change": "200ms", "call": "500ms"}
 
 
@@ -117,7 +117,8 @@ def hang(disk, server, name, byte, blocks):
 
 
 def begun(control, requests):
-    """Waits until this many requests are on the device: requests that have not begun go with their client, or their server."""
+    """Waits until this many requests are on the device, because requests that are not yet on it are cancelled with their
+    client or their server."""
     until(lambda: sum(store["on_device"] for store in status(control)["stores"]) >= requests, 10, "they are on the device")
 
 
@@ -180,7 +181,7 @@ def test_stuck_cached():
 
 
 def test_stuck_direct():
-    """Past the page cache: the device has the most requests allowed."""
+    """With direct I/O: the device has the most requests that the server allows."""
     stuck_store("on")
 
 
@@ -299,7 +300,7 @@ def test_range_of_unfinished_requests():
         ctl(control, "remove", "a")
         refused = ctl(control, "add", "late=32M,keep-data", ok=False)
         check(refused.returncode == 1 and "late" in refused.stderr, f"adding says {refused.stderr!r}")
-        check("under way after 1 s" in server.said(), server.said()[-600:])
+        check("in flight after 1 s" in server.said(), server.said()[-600:])
         check(json.loads(ctl(control, "--json", "tenants").stdout) == [], "it is removed again")
         check("not added: requests of removed tenants" in server.said(), server.said()[-600:])
         client.close()

@@ -1,4 +1,5 @@
-"""Tenants that are added while the server runs: none reads another one's old data, and their own files are opened live."""
+"""Tenants that are added while the server runs: no tenant reads another tenant's old data, and tenants' own files are
+opened while the server runs."""
 
 import json
 import os
@@ -20,7 +21,7 @@ def qemu_io(uri, *commands):
 
 
 def left_by_others(folder, device):
-    """Writes as one tenant while it is removed, and reads as the next in its place."""
+    """Writes as a tenant while that tenant is removed, and reads as the next tenant of the same range."""
     control = os.path.join(folder, "control")
     with rig.serve("--device", device, "--tenant", "first=8M", "--tenant", "old=16M", "--control", control) as server:
         for round_, name in enumerate(("old", "old2", "old3")):
@@ -35,7 +36,7 @@ def left_by_others(folder, device):
             ctl(control, "add", f"{next_}=16M,offset=8M")
             late.communicate(timeout=rig.PATIENCE)
             qemu_io(server.uri(next_), "read -P 0 0 16M")
-        # A tenant's own data stay.
+        # A tenant that is added again keeps its own data.
         qemu_io(server.uri("old4"), "write -P 0x77 0 1M", "flush")
         ctl(control, "remove", "old4")
         ctl(control, "add", "mine=16M,offset=8M,keep-data")

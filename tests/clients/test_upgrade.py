@@ -11,8 +11,8 @@ PAGE = 4096
 
 
 def test_late_writes_stay_first_over_an_upgrade():
-    """Writes of a client that has disconnected wait for a cap, and its successor's writes to the same bytes wait for them. The next
-    program keeps that order, so that no old write overwrites data that the successor has flushed."""
+    """Writes of a client that has disconnected wait for a cap, and the writes of the next client to the same bytes wait for them.
+    The next program keeps this order, so that no old write overwrites data that the successor has flushed."""
     with tempfile.TemporaryDirectory(prefix="fairq-") as folder:
         pool, control = os.path.join(folder, "pool"), os.path.join(folder, "c")
         with open(pool, "wb") as out:

@@ -3,9 +3,9 @@
 cuts.py load SOCKET MARKS COUNT    in the guest: writers, and COUNT marks in the log, each with the promises made by then
 cuts.py replay KIND LOG MARKS DISK on the host: for each mark, checks the promises against the disk after a power cut there
 
-The log contains a write once a flush after it, or its own FUA, has made it safe. So the log up to a mark is the least
-that the disk holds after a power cut there. A disk may also have kept any of the later writes, up to the next flush:
-every second cut has a random part of them."""
+The log contains a write when a later flush, or the write's own FUA, has made it durable. So the writes in the log up to a
+mark are the least that the disk has after a power cut at the mark. A disk may also have kept any of the later writes, up
+to the next flush: every second cut has a random part of them."""
 
 import json
 import os

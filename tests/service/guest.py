@@ -138,7 +138,7 @@ def test_data_go_around_the_page_cache():
 
 
 def test_it_is_hardened():
-    # 1.7, and 0.2 for a capability that the server drops before it opens a socket or a file.
+    # The exposure level must be below 1.9: 1.7, and 0.2 for a capability that the server drops before it opens a socket or a file.
     said = run("systemd-analyze", "security", "--no-pager", "--threshold=19", "fairq.service", ok=False)
     check(said.returncode == 0, said.stdout[-2000:])
     return said.stdout.strip().splitlines()[-1].strip()
@@ -165,11 +165,11 @@ def can_flush():
 
 
 def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
-    """The kernel gives them memory without waiting for disks; this server may be such a disk."""
+    """The kernel gives memory to I/O flushers without waiting for disks; this server may be such a disk."""
     if not can_flush():
         check("not marked as an I/O flusher" in journal(), "it serves without the capability, and says so")
         return
-    check("not marked as an I/O flusher" not in journal(), "the log says that they are not")
+    check("not marked as an I/O flusher" not in journal(), "the log says that the threads are not I/O flushers")
     flags = {}
     for thread in os.listdir(f"/proc/{pid()}/task"):
         with open(f"/proc/{pid()}/task/{thread}/stat", encoding="ascii") as line:
@@ -179,7 +179,8 @@ def test_its_threads_are_io_flushers_or_the_log_says_that_they_are_not():
 
 
 def test_other_users_are_kept_out():
-    """Other users on the machine try every way in except the listeners that the operator opened."""
+    """Other users of the machine try to reach the server in every way except through the listeners that the operator
+    opened."""
     os.chmod("/etc/fairq", 0o755)
     attempts = {
         "the clients' socket": ["python3", "-c", f"import socket; socket.socket(socket.AF_UNIX).connect('{SOCKET}')"],
@@ -239,17 +240,18 @@ def bars_devices(disk):
         systemctl("daemon-reload")
         reads.append(systemctl("start", "reader.service", ok=False).returncode == 0)
         systemctl("reset-failed", "reader.service", ok=False)
-    check(reads[0], "not even without a policy can the disk be read")
+    check(reads[0], "the disk cannot be read even without a policy")
     return not reads[1]
 
 
 def test_what_the_service_itself_may_not_do():
-    """A program in the server's place, with the server's user and sandbox, tries what a compromised server would."""
+    """A program in place of the server, with the server's user and sandbox, attempts the actions of a compromised
+    server."""
     disk = os.environ.get("DISK", "")
     write("/usr/local/libexec/probe.py", PROBE)
     os.chmod("/usr/local/libexec/probe.py", 0o755)
     if disk:
-        os.chmod(disk, 0o666)  # Whoever may open it by its mode: the unit is what refuses.
+        os.chmod(disk, 0o666)  # The mode lets any user open the disk, so that only the unit can refuse.
     drop_in(f"ExecStartPre=/usr/bin/python3 /usr/local/libexec/probe.py {disk}")
     systemctl("restart", "fairq.service")
     said = json.loads(journal().rsplit("PROBE", 1)[1].splitlines()[0])
@@ -341,7 +343,7 @@ def test_clients_wait_while_it_restarts():
 
 def test_a_socket_of_its_own_survives_a_crash():
     """A socket that the server has made is in systemd's store as well: a client that connects while no server runs waits for the
-    next one, and is not refused. A server that ends in order removes the socket from the store."""
+    next one, and is not refused. A server that ends normally removes the socket from the store."""
     own = ("127.0.0.1", 10809)
     configure(listen=["unix:/run/fairq.sock", "tcp:{}:{}".format(*own)])
     drop_in("RestartSec=2s")

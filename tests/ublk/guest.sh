@@ -132,7 +132,7 @@ life() {
   for turn in $(seq $((TIMES * 5))); do
     ctl add c=size:16M > /tmp/u 2>&1 && device c > /dev/null && ctl remove c || die "device $turn: $(cat /tmp/u)"
   done
-  # b's range is not given to another tenant behind a device that still is b's.
+  # Without b in the configuration its device must be removed, because its range may be given to another tenant.
   stop
   serve --device file,path=/tmp/pool,size=160M,create --tenant a=size:64M
   for _ in $(seq 50); do [ "$(ls /dev/ublkb* | wc -l)" = 1 ] && break; sleep 0.1; done

@@ -46,7 +46,7 @@ again() {
 
 shares() {
   a=$(disk 0) b=$(disk 1) || exit 1
-  # The numbers of controllers are those of probes, which may end in any order.
+  # The controllers are numbered in the order in which their probes end, which may be any order.
   case $(tr -d ' ' < /sys/class/nvme/nvme0/serial) in b) c=$a a=$b b=$c ;; esac
   for one in "$a" "$b"; do
     fio --name=x --filename="$one" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --direct=1 --time_based --runtime=20 \
@@ -84,4 +84,61 @@ check() {
 reload() {
   check
   write_without_end
+}
+
+# An endless load whose data are verified, until the file "enough" is there.
+verify() {
+  a=$(disk 0) || exit 1
+  fio --name=v --filename="$a" --size=32M --rw=randwrite --bs=4k-64k --ioengine=libaio --iodepth=16 --direct=1 --time_based \
+    --runtime=100000 --verify=crc32c --verify_backlog=64 --verify_fatal=1 > /tmp/fio 2>&1 &
+  load=$!
+  touch /run/fairq/loaded
+  until [ -e /run/fairq/enough ]; do
+    kill -0 $load 2> /dev/null || die "fio ended: $(cat /tmp/fio)"
+    sleep 0.2
+  done
+  kill -INT $load
+  wait $load
+  grep -qi "verify.*bad\|error=" /tmp/fio && die "fio: $(cat /tmp/fio)"
+  grep -q "issued rwts: total=[1-9][0-9]*,[1-9][0-9]*" /tmp/fio || die "nothing was verified: $(cat /tmp/fio)"
+  dmesg | grep -i "nvme.*\(timeout\|error\|reset\)" && die "the driver has noticed something"
+  grep "issued rwts" /tmp/fio
+}
+
+# nvme ARGUMENTS of which each is to succeed.
+asked() { nvme "$@" > /tmp/nvme 2>&1 || die "nvme $*: $(cat /tmp/nvme)"; }
+# shown TEXT: the last command has shown this.
+shown() { grep -q "$1" /tmp/nvme || die "no $1: $(cat /tmp/nvme)"; }
+
+commands() {
+  disk 0 > /dev/null || exit 1
+  command -v nvme > /dev/null || { echo "SKIP nvme-cli is not installed (tests/setup)"; return; }
+  asked id-ctrl /dev/nvme0; shown "^mn[[:space:]]*: fairq"; shown "^sn  *: a "
+  asked id-ns /dev/nvme0n1; shown "^nsze *: 0x20000$"
+  asked list-ns /dev/nvme0; shown "0x1"
+  asked smart-log /dev/nvme0; shown "^critical_warning[[:space:]]*: 0"
+  asked error-log /dev/nvme0 -e 4; shown "Error Log Entries"
+  asked effects-log /dev/nvme0 --csi=0; shown "Get Log Page"
+  asked fw-log /dev/nvme0
+  asked get-feature /dev/nvme0 -f 1 -H; shown "Arbitration"
+  asked set-feature /dev/nvme0 -f 1 --value=0x08020007
+  asked get-feature /dev/nvme0 -f 1; shown "0x0*8020007"
+  asked get-feature /dev/nvme0 -f 6
+  asked get-feature /dev/nvme0 -f 7; shown "Number of Queues"
+  asked flush /dev/nvme0 -n 1
+  nvme format /dev/nvme0n1 -f > /tmp/nvme 2>&1 && die "formatted"
+  echo "nvme-cli: identify, logs, features and flush"
+}
+
+device() {
+  a=$(disk 0) || exit 1
+  [ "$(blockdev --getsize64 "$a")" = $((256 << 20)) ] || die "size $(blockdev --getsize64 "$a")"
+  mkfs.ext4 -q "$a" && mount "$a" /mnt || die "no file system on $a"
+  verified
+  umount /mnt
+  fio --name=x --filename="$a" --rw=randread --bs=4k --ioengine=libaio --iodepth=64 --numjobs=2 --group_reporting --direct=1 \
+    --time_based --runtime=15 --ramp_time=3 --output-format=terse > /tmp/fio || die "fio: $(cat /tmp/fio)"
+  iops=$(cut -d';' -f8 /tmp/fio)
+  echo "$iops requests a second of 3750"
+  [ "$iops" -gt 1000 ] && [ "$iops" -lt 3900 ] || die "not the speed of the drive"
 }

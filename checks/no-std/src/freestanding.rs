@@ -1,6 +1,6 @@
 //! The parts of a program without an operating system library: an entry point, two system calls,
 //! and the memory functions that the compiler calls. x86-64 Linux; for aarch64, where programs are
-//! only linked and the compiler brings its memory functions, no more than an entry point.
+//! only linked and the compiler has the memory functions, only an entry point.
 
 #[cfg(target_arch = "x86_64")]
 use core::arch::asm;
@@ -29,7 +29,7 @@ pub(crate) fn exit(code: i32) -> ! {
     unsafe { asm!("syscall", in("rax") 231, in("rdi") code, options(noreturn, nostack)) }
 }
 
-/// Writes to standard output; what cannot be written is lost.
+/// Writes to standard output; bytes that cannot be written are lost.
 #[cfg(target_arch = "x86_64")]
 #[allow(dead_code)]
 pub(crate) fn print(text: &str) {

@@ -18,14 +18,14 @@ pub struct BenchArgs {
     /// The device, as for serve [default: paced]
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub device: Option<DeviceTable>,
-    /// Drive an NBD server instead, ours or another: nbd+unix:///EXPORT?socket=PATH or
+    /// Drive an NBD server instead, fairq's or another: nbd+unix:///EXPORT?socket=PATH or
     /// nbd://HOST[:PORT]/EXPORT
     ///
     /// With TLS nbds+unix: or nbds:, and tls-certificates=DIR in the query: a directory with
     /// ca-cert.pem and, if the server requests them, client-cert.pem and client-key.pem.
     ///
-    /// Several tenants connect to the exports of their names, unless the address names one or the
-    /// tenant does (export:NAME).
+    /// Each of several tenants connects to the export of its own name, unless the address names an
+    /// export or the tenant does (export:NAME).
     #[arg(long, value_name = "URI")]
     pub connect: Option<String>,
     /// The longest silence of the server of --connect while it has requests, and the longest
@@ -37,9 +37,9 @@ pub struct BenchArgs {
     pub policy: Vec<Policies>,
     /// The way to the device [default: shards]
     ///
-    /// shards is the loop that serve runs, too. direct is a client's own: its thread rings the
-    /// device's class queues itself and polls for completions, for policies that never hold a
-    /// request back (none, d2fq) on devices that are polled (all but files).
+    /// With shards, requests go through the loop that serve runs. With direct, the client's thread
+    /// rings the device's class queues itself and polls for completions; this needs a policy that
+    /// never holds a request back (none, d2fq) and a device that is polled (all except files).
     #[arg(long, value_name = "PATH")]
     pub path: Option<Way>,
     /// A tenant and its load; may be given many times [default: two like gold and silver of serve]
@@ -65,29 +65,29 @@ pub struct BenchArgs {
     /// each interval, too.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time, num_args = 0..=1, default_missing_value = "10ms")]
     pub series: Option<Nanos>,
-    /// Place every job on a shard at random, and anew at such intervals, as a system does with
-    /// threads that are not pinned
+    /// Move each job to a random shard at such intervals, as a system does with threads that are
+    /// not pinned
     ///
-    /// Otherwise jobs are dealt to the shards in turn and stay there, so that tenants with as many
-    /// jobs as there are shards are alike to the microsecond. Without an INTERVAL 120ms, about as
-    /// often as Linux moves the threads of such loads.
+    /// Without this flag, jobs are distributed to the shards in turn and stay there; tenants that
+    /// have a job on each shard then behave alike to the microsecond. The default INTERVAL is
+    /// 120ms, about as often as Linux moves the threads of such loads.
     #[arg(long, value_name = "INTERVAL", value_parser = parse_time)]
     pub moves: Option<Option<Nanos>>,
     /// Run each tenant alone first, with policy none, to measure its slowdown
     #[arg(long)]
     pub alone: bool,
-    /// Allow writing to a file or block device: what is on it is lost
+    /// Allow writing to a file or block device: the data on it are lost
     #[arg(long)]
     pub overwrite: bool,
     /// Print one JSON object instead of tables, or write it to FILE beside them
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
-    /// Where to run.
+    /// The shards, and their CPUs.
     #[command(flatten)]
     pub shards: ShardArgs,
 }
 
-/// Which way requests take to the device.
+/// The path of requests to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum Way {
     /// By a shard's loop
@@ -116,7 +116,7 @@ pub struct CalibrateArgs {
     /// D is the smallest number that reaches this part of the most throughput
     #[arg(long, value_name = "PERCENT", default_value_t = 98, value_parser = clap::value_parser!(u32).range(50..=100))]
     pub enough: u32,
-    /// Write instead of reading: what is on the device is lost
+    /// Write instead of reading: the data on the device are lost
     #[arg(long)]
     pub write: bool,
     /// Use a device that has tenants' data, by its layout record
@@ -125,7 +125,7 @@ pub struct CalibrateArgs {
     /// Print one JSON object instead of a picture
     #[arg(long)]
     pub json: bool,
-    /// Where to run.
+    /// The shards, and their CPUs.
     #[command(flatten)]
     pub shards: ShardArgs,
 }
@@ -140,13 +140,13 @@ pub enum DeviceCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show a profile, and what is known of the device beside what its model does
+    /// Show a profile, and the known figures of the device beside those of its model
     #[command(after_help = device_examples())]
     Show(ShowArgs),
     /// Measure a file or disk, and derive a profile from it
     ///
-    /// It reads at growing depths. In a directory it makes a scratch file without a name and writes
-    /// too.
+    /// Reads with a growing number of outstanding requests. If PATH is a directory, makes a scratch
+    /// file without a name there, and measures writes, too.
     #[command(after_help = device_examples())]
     Probe(ProbeArgs),
 }
@@ -181,7 +181,7 @@ pub struct ProbeArgs {
     /// The size of the scratch file [default: 1G]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// Measure writes too: what is on the file or device is lost
+    /// Measure writes too: the data in the file or on the device are lost
     #[arg(long)]
     pub overwrite: bool,
     /// The most outstanding requests to try
@@ -193,7 +193,7 @@ pub struct ProbeArgs {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Where to run.
+    /// The shards, and their CPUs.
     #[command(flatten)]
     pub shards: ShardArgs,
 }
@@ -215,15 +215,15 @@ Examples:
 
 A tenant is NAME=key:value,…
   weight  1 to 10000 (100)        bs     size of a request (4k)
-  latency what its requests are to take, with latency-percentile (99), floor (50%); urgent (d2fq)
-  max-iops, max-bandwidth  the most that it gets, and read- and write- before them; burst (100ms)
-  min-iops, min-bandwidth  the least that it has; group  a group of tenants (--group)
-  depth   in flight, each job (32)  jobs   how many run at once (1)
+  latency target of its requests, with latency-percentile (99), floor (50%); urgent (d2fq)
+  max-iops, max-bandwidth  upper limits, also with read- or write- before them; burst (100ms)
+  min-iops, min-bandwidth  reserved rates; group  a group of tenants (--group)
+  depth   requests in flight of each job (32)  jobs  number of jobs (1)
   rw      read, write, randread, randwrite, rw, randrw (randread)
-  rwmix   percentage of reads (50)  size   how much it touches (an equal part)
+  rwmix   percentage of reads (50)  size   of its range (an equal part)
   rate    bytes a second, at most   iops   requests a second, at most
-  think   pause after each request  start, stop  when it comes and goes, from the start of the \
-  measurement
+  think   pause after each request  start, stop  times of its load, from the start of \
+  the measurement
 
 {UNITS}
 

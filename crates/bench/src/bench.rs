@@ -41,13 +41,13 @@ const DEMO: [&str; 2] = ["gold=weight:300,bs:4k,depth:128", "silver=weight:100,b
 const TIMEOUT_NS: u64 = 10_000_000_000;
 /// Default time for which a job stays on one shard, in nanoseconds: as for threads in the lab.
 const MOVES_NS: u64 = 120_000_000;
-/// Default interval of a run in which tenants come and go.
+/// Default interval of a run in which tenants start or stop.
 const LIFE_INTERVAL: Duration = Duration::from_millis(10);
 /// The most intervals of a series.
 const INTERVALS_MAX: u128 = 1_000_000;
 /// The most memory of all jobs' buffers, in bytes.
 const MEMORY_MAX: u64 = 8 << 30;
-/// Memory that is taken between two updates of the progress, in bytes.
+/// Memory that is allocated between two updates of the progress, in bytes.
 const MEMORY_AT_ONCE: u64 = 32 << 20;
 /// The fraction of the time that shards may wait for their CPUs without a warning: a machine always
 /// has some other work.
@@ -55,9 +55,9 @@ const MUCH_WAITING: f64 = 0.05;
 /// The advice in messages about a lack of CPU time.
 const CPU_CURE: &str = "give fairq priority (nice -n -10, chrt -r 10), other CPUs (--cpus) or a \
                         machine without other work";
-/// A measurement that is disturbed each time is repeated until it has had this many attempts and
-/// this much time has passed. Short measurements get more attempts, because the bound of a stall is
-/// a larger part of their time.
+/// A measurement that is disturbed is repeated until [`ATTEMPTS`] attempts were made and
+/// [`PATIENCE`] has passed. Short measurements get more attempts, because a stall of the same
+/// length is a larger part of their time.
 const ATTEMPTS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -98,7 +98,7 @@ impl Plan {
 /// Runs and reports.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = plan(&args)?;
-    // Standard output has only the JSON then.
+    // With the JSON on standard output nothing else is printed there.
     let is_quiet = args.json.as_deref() == Some(Path::new("-"));
     // Opened before the device and the run, so that a path that cannot be written costs no
     // measurement.
@@ -189,7 +189,9 @@ fn plan(args: &BenchArgs) -> Result<Plan, Refusal> {
     let (warmup, measured) = (duration(args.warmup, ramp, 1), duration(args.seconds, runtime, 10));
     let times = Times { warmup, measured, interval: interval(args, &jobs, measured)? };
     if times.measured < Duration::from_millis(10) {
-        return Err(Refusal::new("seconds: less than 10 ms says nothing: write --seconds 10, say"));
+        return Err(Refusal::new(
+            "seconds: less than 10 ms is too short to measure: write --seconds 10, say",
+        ));
     }
     if let Some(uri) = &args.connect {
         let target =
@@ -244,9 +246,9 @@ fn moves(Nanos(interval_ns): Nanos, jobs: &[Job]) -> Result<Duration, Refusal> {
     }
     match jobs.iter().find(|job| !job.random || job.rate.is_some() || job.think_ns > 0) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --moves a job starts afresh on each shard, where its place in a \
-             sequence, its rate and its \
-             pauses are not known: use rw:randread or rw:randwrite without rate and think, or \
+            "tenant {}: with --moves a job starts afresh on each shard, where its position in a \
+             sequence, its rate and its pauses are lost: use rw:randread or rw:randwrite without \
+             rate and think, or \
              leave out --moves",
             job.name
         ))),
@@ -280,8 +282,8 @@ fn path(way: Way, device: &DeviceConfig, policies: &[PolicyConfig]) -> Result<lo
     Ok(load::Path::Direct)
 }
 
-/// The interval of the series: the value of `--series`, or 10 ms if tenants come and go, whose
-/// entitled shares need one.
+/// The interval of the series: the value of `--series`, or 10 ms if tenants start or stop during
+/// the run, because their entitled shares are computed from a series.
 fn interval(
     args: &BenchArgs,
     jobs: &[Job],
@@ -292,7 +294,7 @@ fn interval(
         return Ok(jobs.iter().any(comes_or_goes).then_some(LIFE_INTERVAL));
     };
     let interval = Duration::from_nanos(ns);
-    // Each job has a counter for every interval, in memory that is taken before the run.
+    // Each job has a counter for every interval, in memory that is allocated before the run.
     if interval.is_zero() || measured.as_nanos() / interval.as_nanos().max(1) > INTERVALS_MAX {
         return Err(Refusal::new(format!(
             "series: {} in intervals of {} would be more than {INTERVALS_MAX}: make them longer, \
@@ -304,7 +306,7 @@ fn interval(
     Ok(Some(interval))
 }
 
-/// The jobs with their effective weights, if all tenants are active.
+/// The jobs with the effective weights that they have while all tenants are active.
 fn effective(jobs: &[Job], groups: &[Group]) -> Vec<Job> {
     // `acme/batch` is below `acme`, `acme2` is not.
     let is_below = |name: &str, group: &str| {
@@ -378,7 +380,7 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
     ];
     if let Some((flag, _)) = here.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!(
-            "{flag} is the server's matter with --connect: leave it out"
+            "{flag} applies to a device in this process, not to --connect: leave it out"
         )));
     }
     if let Some(job) = jobs.iter().find(|job| {
@@ -386,16 +388,16 @@ fn check_connect(args: &BenchArgs, jobs: &[Job]) -> Result<(), Refusal> {
         is_placed || job.urgent || job.target.is_some() || !job.caps.is_empty()
     }) {
         return Err(Refusal::new(format!(
-            "tenant {}: latency, caps, group, reservation and urgent are the server's matter with --connect: leave \
-             them out, and give them to the tenant of fairq serve",
+            "tenant {}: with --connect the server decides latency, caps, group, reservation and \
+             urgent: leave them out, and set them for the tenant of fairq serve",
             job.name
         )));
     }
     let comes_or_goes = |job: &&Job| job.starts_ns > 0 || job.stops_ns < u64::MAX;
     match jobs.iter().find(comes_or_goes) {
         Some(job) => Err(Refusal::new(format!(
-            "tenant {}: with --connect every tenant is there all the time: leave out start and \
-             stop",
+            "tenant {}: with --connect every tenant is active for the whole run: leave out start \
+             and stop",
             job.name
         ))),
         None => Ok(()),
@@ -409,7 +411,7 @@ fn refuse_overwriting(device: &DeviceConfig, jobs: &[Job], allowed: bool) -> Res
     match jobs.iter().find(|job| job.read_percent < 100) {
         // A file that does not exist is made by the run, and has no data to lose.
         Some(job) if !allowed && file.path.exists() => Err(Refusal::new(format!(
-            "tenant {} writes, and what is on {} would be lost: add --overwrite if it may be, or \
+            "tenant {} writes, and the data on {} would be lost: add --overwrite to allow this, or \
              use rw:randread",
             job.name,
             file.path.display()
@@ -484,8 +486,8 @@ impl Bench {
                 .map(|(_, &range)| range)
         };
         let total: u64 = written().map(|(_, size)| size).sum();
-        // The ranges may be all of a large device, of which a run uses a part: other programs would
-        // lack the memory that is taken for the rest.
+        // The ranges may cover a large device, while the run uses only a part of them: allocating
+        // all of them would take memory from other programs.
         if total > memory_available() / 2 {
             return Ok(());
         }
@@ -509,8 +511,8 @@ impl Bench {
         let none = PolicyTable::of("none", &[]).complete()?;
         let mut alone = Vec::new();
         for (index, job) in jobs.iter().enumerate() {
-            // The other tenants are present without jobs, so that this one has the same range as in
-            // the later runs.
+            // The other tenants are present without jobs, so that this tenant has the same range as
+            // in the later runs.
             let plain = |job: &Job| Job {
                 urgent: false,
                 target: None,
@@ -549,11 +551,11 @@ impl Bench {
             }
         };
         plausible::check(jobs, threads, limits, &measured)
-            .with_context(|| format!("the measurement of {label} is of no use"))?;
+            .with_context(|| format!("the measurement of {label} is not valid"))?;
         if let Some(part) = measured.cpu_wait.filter(|part| *part > MUCH_WAITING) {
             eprintln!(
-                "fairq: under {label} shards waited for their CPUs {} of the time, since others \
-                 have them: {CPU_CURE}",
+                "fairq: under {label} shards waited for their CPUs {} of the time, because other \
+                 programs used them: {CPU_CURE}",
                 show_percent(part)
             );
         }

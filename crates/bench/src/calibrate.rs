@@ -37,7 +37,8 @@ use crate::plausible::Limits;
 /// The values of T to try, in bytes.
 const THRESHOLDS: [u64; 10] =
     [0, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// A T that in practice throttles no tenant: the reference of the others.
+/// A T that in practice throttles no tenant. The results of the other values are compared with its
+/// result.
 const FREE: u64 = 1 << 30;
 /// Each point is measured this many times, each for a part of its time, and the best result counts:
 /// a disturbance only lowers a result.
@@ -132,7 +133,8 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     let smallest = args.bs.iter().map(|size| size.0).min().unwrap_or(4096);
     let (unthrottled_iops, thresholds) = gauge.thresholds(slots, smallest)?;
     let enough = enough_threshold(&thresholds, gauge.enough * unthrottled_iops);
-    // The largest T comes nearest; the text below states that it was not enough.
+    // Without a sufficient T the largest one comes nearest; the text below states that it was not
+    // enough.
     let threshold = enough.unwrap_or(THRESHOLDS[THRESHOLDS.len() - 1]);
     let recommend = format!("mqfq:slots={slots},threshold={}", exact_size(threshold));
     let device = device.describe();
@@ -175,7 +177,7 @@ fn check(args: &CalibrateArgs, device: &DeviceConfig) -> Result<(), Refusal> {
             Err(Refusal::new("device: a file needs a path: add path=/srv/disk.img, say"))
         }
         _ if args.seconds.0 < 10_000_000 => Err(Refusal::new(
-            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+            "seconds: less than 10 ms a point is too short to measure: write --seconds 1, say",
         )),
         _ => Ok(()),
     }
@@ -273,7 +275,7 @@ impl<F: Fn(&PolicyConfig, &[Job], Times, &str) -> anyhow::Result<Measured>> Gaug
                 self.best(&table.complete()?, &jobs, &format!("T = {}", exact_size(threshold)))?;
             Ok(Trial { threshold, iops: rate(&best) })
         };
-        // The bar is MQFQ itself with a T that throttles no tenant, so that only T differs.
+        // The reference is MQFQ itself with a T that throttles no tenant, so that only T differs.
         let free = trial(FREE)?.iops;
         Ok((free, THRESHOLDS.into_iter().map(trial).collect::<Result<_, _>>()?))
     }

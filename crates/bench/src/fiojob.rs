@@ -6,8 +6,8 @@
 //! 1024, a rate is for each of `numjobs`, `thinktime` is in microseconds and `runtime` in seconds
 //! if they have no unit, as `startdelay` is.
 //!
-//! The weight is `cgroup_weight`, or follows from `prio` as in the kernel's schedulers: 8 - prio
-//! parts, so that the default of 4 is the default weight, 100.
+//! The weight is `cgroup_weight`, or is proportional to 8 - `prio`, as in the kernel's schedulers:
+//! the default `prio` of 4 gives the default weight, 100.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -95,9 +95,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("offset", "each tenant has a range of its own: use size"),
     ("rate_process", "requests come evenly: use rate or rate_iops alone"),
     ("read_iolog", "there are no replayed loads"),
-    ("stonewall", "tenants run at the same time: put what comes after into another file"),
+    ("stonewall", "tenants run at the same time: put the jobs after it into another file"),
     ("verify", "use fio itself, with ioengine=nbd, for verification"),
-    ("wait_for", "tenants run at the same time: put what comes after into another file"),
+    ("wait_for", "tenants run at the same time: put the jobs after it into another file"),
     ("zonemode", "there are no zones"),
 ];
 
@@ -151,7 +151,10 @@ pub fn parse(text: &str, path: &str) -> Result<FioFile, Refusal> {
             if slot.is_some_and(|earlier| earlier != time) {
                 return Err(reader.refuse(
                     *line,
-                    format!("{key} {value} is not that of the other jobs: all run as long"),
+                    format!(
+                        "{key} {value} differs from that of the other jobs: all jobs run for \
+                             the same time"
+                    ),
                 ));
             }
             *slot = Some(time);
@@ -236,13 +239,10 @@ impl Reader<'_> {
                 // If such a key were ignored silently, the load would differ from the file's.
                 if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
                     return Err(
-                        self.refuse(line, format_args!("`{key}` cannot be done here: {why}"))
+                        self.refuse(line, format_args!("`{key}` is not supported here: {why}"))
                     );
                 }
-                self.warnings.push(format!(
-                    "{}:{line}: unknown key `{key}` is not taken into account",
-                    self.path
-                ));
+                self.warnings.push(format!("{}:{line}: unknown key `{key}` is ignored", self.path));
                 return Ok(None);
             }
         };
@@ -275,7 +275,8 @@ impl Reader<'_> {
             name: get("name").map_or(section, |(name, _)| name).replace([' ', '/'], "-"),
             weight: self.weight(keys)?,
             bs: size("bs").transpose()?,
-            // fio's own defaults, here and for `rw`: the defaults of `--tenant` differ.
+            // The defaults of this key and of `rw` are those of fio, which differ from those of
+            // `--tenant`.
             depth: Some(count("iodepth").transpose()?.unwrap_or(Count(1))),
             jobs,
             rw: Some(rw.unwrap_or(Pattern::Read)),
@@ -317,7 +318,7 @@ impl Reader<'_> {
                 return Err(self.refuse(
                     line,
                     format_args!(
-                        "rw={value} cannot be done here (allowed: read, write, randread, \
+                        "rw={value} is not supported here (allowed: read, write, randread, \
                          randwrite, rw, randrw)"
                     ),
                 ));
@@ -349,7 +350,7 @@ impl Reader<'_> {
         match (keys.get("cgroup_weight"), keys.get("prio")) {
             (Some((_, one)), Some((_, two))) => Err(self.refuse(
                 *one.max(two),
-                "cgroup_weight and prio both say the weight: leave one out",
+                "cgroup_weight and prio both set the weight: leave one out",
             )),
             (Some((value, line)), None) => fairq_config::weight::parse_weight(value)
                 .map(Some)
@@ -420,10 +421,7 @@ mod tests {
             (file.runtime, file.ramp),
             (Some(Duration::from_secs(30)), Some(Duration::from_secs(2)))
         );
-        assert_eq!(
-            file.warnings,
-            ["two.fio:27: unknown key `frobnicate` is not taken into account"]
-        );
+        assert_eq!(file.warnings, ["two.fio:27: unknown key `frobnicate` is ignored"]);
     }
 
     #[test]
@@ -448,17 +446,16 @@ mod tests {
         );
         assert_eq!(
             refusal("[a]\nbssplit=4k/50:8k/50\n"),
-            "two.fio:2: `bssplit` cannot be done here: requests of a tenant have one size: use bs"
+            "two.fio:2: `bssplit` is not supported here: requests of a tenant have one size: use bs"
         );
         assert_eq!(
             refusal("[a]\n[b]\nstonewall\n"),
-            "two.fio:3: `stonewall` cannot be done here: tenants run at the same time: put what \
-             comes after into another \
-             file"
+            "two.fio:3: `stonewall` is not supported here: tenants run at the same time: put the \
+             jobs after it into another file"
         );
         assert_eq!(
             refusal("[a]\nrw=trim\n"),
-            "two.fio:2: rw=trim cannot be done here (allowed: read, write, randread, randwrite, \
+            "two.fio:2: rw=trim is not supported here (allowed: read, write, randread, randwrite, \
              rw, randrw)"
         );
         assert_eq!(
@@ -475,7 +472,8 @@ mod tests {
         );
         assert_eq!(
             refusal("[a]\nruntime=10\n[b]\nruntime=20\n"),
-            "two.fio:4: runtime 20 is not that of the other jobs: all run as long"
+            "two.fio:4: runtime 20 differs from that of the other jobs: all jobs run for the same \
+             time"
         );
         assert_eq!(refusal("[a]\nprio=9\n"), "two.fio:2: prio 9 is not in 0..7");
         assert_eq!(

@@ -175,9 +175,7 @@ impl JobTable {
                 return refuse(format!("rwmix {percent} is more than 100 %"));
             }
             (pattern, Some(_)) if !pattern.is_mixed() => {
-                return refuse(
-                    "rwmix is for both reads and writes: say rw:rw or rw:randrw, too".into(),
-                );
+                return refuse("rwmix needs reads and writes: add rw:rw or rw:randrw".into());
             }
             (Pattern::Read | Pattern::RandRead, _) => 100,
             (Pattern::Write | Pattern::RandWrite, _) => 0,
@@ -362,7 +360,7 @@ mod tests {
         );
         assert_eq!(
             refusal("db=rwmix:70"),
-            "tenant db: rwmix is for both reads and writes: say rw:rw or rw:randrw, too"
+            "tenant db: rwmix needs reads and writes: add rw:rw or rw:randrw"
         );
         assert_eq!(
             refusal("db=rate:1M/s,iops:5"),
@@ -374,8 +372,8 @@ mod tests {
         );
         assert_eq!(
             refusal("db=latency:0"),
-            "tenant db: latency 0ns is not from 1ns to 1h: write what its requests may take, as \
-             in 200us, or leave it out"
+            "tenant db: latency 0ns is not from 1ns to 1h: write the time that a request may take, \
+             as in 200us, or leave it out"
         );
         assert_eq!(
             refusal("db=size:4k,bs:64k"),

@@ -53,7 +53,7 @@ fn seed(tenant: usize, copy: u16) -> u64 {
     (tenant as u64) << 16 | u64::from(copy)
 }
 
-/// A load that waits for its policy.
+/// A load that is complete except for its policy.
 pub(crate) struct Load<'a> {
     pub(crate) jobs: &'a [Job],
     /// Groups of tenants, outer ones first.
@@ -82,7 +82,7 @@ impl WithPolicy for Load<'_> {
             let settings = fairq_core::Group { parent, weight, reservation, caps };
             policy.set_group(GroupId(id), Some(&settings))?;
         }
-        // After the groups, because a flow's share names one of them.
+        // Flows are added after the groups, because a flow's share names a group.
         let flows: Vec<FlowId> = self
             .jobs
             .iter()
@@ -118,7 +118,7 @@ fn add_flow<L: Limits>(policy: &L, job: &Job, groups: &[Group]) -> Result<FlowId
     for error in [urgent, target].into_iter().filter_map(Result::err) {
         match error {
             FlowError::NoTargets | FlowError::NotUrgent => {
-                eprintln!("fairq: tenant {} runs without it: {error}", job.name);
+                eprintln!("fairq: tenant {} runs without this feature: {error}", job.name);
             }
             error => return Err(error),
         }

@@ -5,7 +5,8 @@
 //! and policy. *Little's law*: the time that N jobs' requests are in flight is at most N × T, and a
 //! request that was in flight when the window began adds at most its latency. *The CPU*: no thread
 //! completes a request in less than [`LEAST_NS`]. *The device*: a device with known limits
-//! completes at most the requests that these allow, and those that it had completed earlier.
+//! completes at most the requests that these allow in T, and those that it had completed before the
+//! window began and that were counted in it: at most the requests in flight.
 //!
 //! **Example.** 52 requests in 1 ms, on a device of 2,000 a second with 8 in flight: at most
 //! 2 + 8 are possible.
@@ -19,9 +20,9 @@ use crate::job::Job;
 
 /// The least time in nanoseconds that a thread takes to make a request and handle its completion.
 const LEAST_NS: f64 = 5.0;
-/// Latencies are recorded to two digits,
+/// The factor for the error of latencies, which are recorded to two digits.
 const SLACK: f64 = 1.05;
-/// and in units of this many nanoseconds.
+/// The unit in which latencies are recorded, in nanoseconds.
 const UNIT_NS: f64 = 64.0;
 
 /// The most that a device can do in one second.
@@ -78,7 +79,7 @@ pub(crate) fn check(
     let during = show_duration(ns);
     ensure!(
         operations <= threads as f64 * ns / LEAST_NS,
-        "{done} requests in {during} are more than threads can make, of which there are {threads}"
+        "{done} requests in {during} are more than this number of threads can make: {threads}"
     );
     ensure!(
         operations <= SLACK * limits.iops * ns / 1e9 + requests,
@@ -165,7 +166,7 @@ pub(crate) mod tests {
         let text = refusal("ram", 20_000, Duration::ZERO, Duration::from_micros(76));
         assert_eq!(
             text,
-            "20.0 k requests in 76.0 µs are more than threads can make, of which there are 1"
+            "20.0 k requests in 76.0 µs are more than this number of threads can make: 1"
         );
     }
 }

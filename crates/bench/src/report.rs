@@ -39,7 +39,7 @@ pub struct Run {
     pub device: Option<Device>,
     /// One entry for each tenant, in the order of the arguments.
     pub flows: Vec<Flow>,
-    /// The service over time, if `--series` was given or tenants came and went.
+    /// The service over time, if `--series` was given or tenants started or stopped during the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
@@ -49,7 +49,7 @@ pub struct Run {
 pub struct Device {
     /// The controller.
     pub controller: f64,
-    /// Dies that read, program, move data to make room, and erase.
+    /// Dies that read.
     pub reads: f64,
     /// Dies that program.
     pub programs: f64,
@@ -59,7 +59,7 @@ pub struct Device {
     pub erases: f64,
     /// The channels.
     pub channels: f64,
-    /// The link to the host; for SATA both ways.
+    /// The link to the host; for SATA, the link in both directions.
     pub link_out: f64,
     /// The link to the device.
     pub link_in: f64,
@@ -172,8 +172,8 @@ pub struct Got {
 }
 
 impl Run {
-    /// Derives shares, rates and the index from the measurements. Entitled shares come from the
-    /// series, if there is one, which has the times at which each tenant was present.
+    /// Derives shares, rates and the index from the measurements. If there is a series, entitled
+    /// shares come from it, because it has the times at which each tenant was present.
     pub fn new(
         policy: &str,
         seconds: f64,

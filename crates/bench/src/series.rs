@@ -1,5 +1,5 @@
-//! Tenants' service over time: a run is divided into intervals, and into phases between which
-//! tenants come and go.
+//! Tenants' service over time: a run is divided into intervals of the same length, and into phases.
+//! A phase ends when a tenant starts or stops.
 //!
 //! A phase is the time between two changes of the set of present tenants. In each phase, present
 //! tenants are entitled to their shares of its bytes; a tenant's entitled bytes of the whole run

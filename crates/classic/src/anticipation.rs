@@ -8,7 +8,7 @@
 //! A scheduler waits for a flow while the flow has requests on the device, and then for `idle_ns`
 //! from its last completion. It does not wait if the flow's last request was no read, since clients
 //! that write seldom wait for the answer; nor if the flow's think time, on average over its last
-//! eight pauses or so, is longer than that, since the wait would be useless.
+//! eight pauses or so, is longer than `idle_ns`, since the wait would be useless.
 //!
 //! **Paper.** Iyer, Druschel: Anticipatory scheduling, SOSP 2001.
 
@@ -16,40 +16,41 @@ use fairq_core::contract::bounds::MAX_KNOB_NS;
 use fairq_core::contract::port::Op;
 use fairq_core::entry::knobs::Knob;
 
-/// The longest wait for a flow's next request; 0 does not wait.
+/// The longest wait for a flow's next request; with 0 a scheduler does not wait.
 pub const IDLE: Knob =
-    Knob::duration("idle", 0, MAX_KNOB_NS, "how long a tenant's next request is waited for");
+    Knob::duration("idle", 0, MAX_KNOB_NS, "the longest wait for a tenant's next request");
 
 /// The state of one flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Anticipation {
     in_service: u32,
     reads: bool,
-    /// When its last request was completed.
+    /// The time at which its last request was completed.
     idle_since_ns: u64,
     /// Mean time from an answer to its next request.
     think_ns: u64,
 }
 
 impl Anticipation {
-    /// A request of the flow arrives; `alone` if it has no other staged.
+    /// Records that a request of the flow arrives; `alone` if the flow has no other request staged.
     #[inline]
     pub fn arrived(&mut self, now_ns: u64, alone: bool, idle_ns: u64) {
         if alone && self.in_service == 0 && self.idle_since_ns > 0 {
-            // A longer absence only shows that it was too long.
+            // A pause counts for at most twice `idle_ns`: a longer one only shows that it was too
+            // long.
             let pause_ns = now_ns.saturating_sub(self.idle_since_ns).min(idle_ns.saturating_mul(2));
             self.think_ns = self.think_ns - self.think_ns / 8 + pause_ns / 8;
         }
     }
 
-    /// A request of the flow goes to the device.
+    /// Records that a request of the flow goes to the device.
     #[inline]
     pub fn served(&mut self, op: Op) {
         self.in_service = self.in_service.wrapping_add(1);
         self.reads = op == Op::Read;
     }
 
-    /// A request of the flow comes back.
+    /// Records that a request of the flow is completed.
     #[inline]
     pub fn completed(&mut self, now_ns: u64) {
         self.in_service = self.in_service.saturating_sub(1);
@@ -69,7 +70,7 @@ impl Anticipation {
         if idle_ns == 0 || !self.reads || self.think_ns > idle_ns {
             return None;
         }
-        // Its answer is on the way: the completion calls the scheduler, no time does.
+        // An answer is on the way: the completion calls the scheduler, so no time is needed.
         if self.in_service > 0 {
             return Some(u64::MAX);
         }
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(flow.until(60, 0), None);
         flow.arrived(60, true, 100);
         flow.served(Op::Write);
-        assert_eq!(flow.until(60, 100), None, "writers are not");
+        assert_eq!(flow.until(60, 100), None, "a flow that writes is not expected");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `bfq`: the device to one flow at a time, for budgets of bytes; budgets are scheduled by B-WF2Q+.
+//! `bfq`: one flow at a time has the device, for a budget of bytes; B-WF2Q+ schedules the budgets.
 //!
 //! **Problem.** With slices of time a flow's service depends on its use of them: a stream gets more
 //! bytes out of its slice than random reads do. A promise of bandwidth has to count bytes, and
@@ -12,8 +12,8 @@
 //! is not known in advance. A flow that comes back after a pause has `S = max(V, S)`: it has saved
 //! nothing up.
 //!
-//! - *Budgets* follow flows' use: one that was used up is doubled, at most to `budget_bytes`; one
-//!   that was not shrinks to the bytes used, at least to a 32nd of `budget_bytes`. So flows with
+//! - *Budgets* follow flows' use: a budget that was used up is doubled, at most to `budget_bytes`;
+//!   any other shrinks to the bytes used, at least to a 32nd of `budget_bytes`. So flows with
 //!   little demand are served soon.
 //! - *Time.* A turn ends after `timeout_ns` when others wait. A flow that transfers little in its
 //!   time pays for the time, any other for its bytes (`price_of_time`).
@@ -32,8 +32,8 @@
 //! injection of other flows' requests while idling, and groups.
 //!
 //! **Knobs.** `budget_bytes` (8 MiB: 16,384 sectors), `timeout_ns` (125 ms), `idle_ns` (8 ms; 0 for
-//! BFQ-NA): Linux's defaults. `waits_for_equals`, `sync_writes`: the flows that it waits for.
-//! `slots`: D.
+//! BFQ-NA): Linux's defaults. `waits_for_equals` and `sync_writes` choose the flows that the device
+//! waits for. `slots`: D.
 //!
 //! **Papers.** Valente, Checconi: High throughput disk scheduling with fair bandwidth distribution,
 //! IEEE Transactions on Computers 59(9), 2010. Bennett, Zhang: Hierarchical packet fair queueing
@@ -76,11 +76,11 @@ pub struct BfqConfig {
     /// The longest wait for the next request of the flow in service, in nanoseconds; 0 is BFQ-NA;
     /// default 8 ms.
     pub idle_ns: u64,
-    /// Whether to wait also while all busy flows have the same weight, as Linux does where flows
-    /// are control groups. Default: no.
+    /// Whether to wait also while all busy flows have the same weight, as Linux does if flows are
+    /// control groups. Default: no.
     pub waits_for_equals: bool,
-    /// Whether the device waits for flows that write as for flows that read, because they wait for
-    /// their answers (as with `O_DIRECT`, which is synchronous to Linux). Default: no.
+    /// Whether the device waits for flows that write as for flows that read, because their clients
+    /// wait for each answer (as with `O_DIRECT`, which is synchronous to Linux). Default: no.
     pub sync_writes: bool,
 }
 
@@ -106,14 +106,14 @@ impl BfqConfig {
 
 impl Configure for BfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let budget = "the most that a turn may serve";
+        let budget = "the most bytes that a turn may serve";
         knobs.is(Knob::bytes("budget", 1, 1 << 40, budget), &mut self.budget_bytes);
         let timeout = "the longest turn while others wait";
         knobs.is(Knob::duration("timeout", 1, MAX_KNOB_NS, timeout), &mut self.timeout_ns);
         knobs.is(IDLE, &mut self.idle_ns);
-        let equals = "whether to wait also while all busy tenants have the same weight";
+        let equals = "whether the device waits while all busy tenants have the same weight, too";
         knobs.is(Knob::switch("wait-for-equals", equals), &mut self.waits_for_equals);
-        let writes = "whether tenants that write are waited for, too";
+        let writes = "whether the device waits for tenants that write, too";
         knobs.is(Knob::switch("sync-writes", writes), &mut self.sync_writes);
     }
 }
@@ -211,11 +211,11 @@ impl Busy {
         self.squares = self.squares.saturating_sub(square(weight));
     }
 
-    /// Whether all have the same weight: then, and only then, the mean of the squares is the square
-    /// of the mean.
+    /// Whether all flows have the same weight: this is so if and only if the mean of the squares is
+    /// the square of the mean.
     ///
-    /// 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few. Products of that
-    /// width are a few multiplications.
+    /// The products for 2^24 flows of weights below 2^22 in 256ths take 92 bits, so 64 are too few.
+    /// Products of that width are a few multiplications.
     #[inline]
     fn is_even(&self) -> bool {
         u128::from(self.flows) * self.squares == square(self.weight)
@@ -237,7 +237,7 @@ struct Turn {
     others: u64,
 }
 
-/// Why a turn ends.
+/// The reason why a turn ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     UsedUp,
@@ -329,7 +329,7 @@ impl BfqScheduler {
         let first =
             self.ready.take_first(lanes).or_else(|| self.ahead.take_first(lanes))?.flow as usize;
         let flow = self.flows.get_mut(first)?;
-        // Charged apart: these bytes are not part of this turn.
+        // These bytes are charged apart, because they are not part of this turn.
         flow.start =
             flow.start.plus(flow.normalizer.units(core::mem::take(&mut flow.beside), flow.weight));
         let budget = flow.budget;
@@ -362,13 +362,13 @@ impl BfqScheduler {
 
     /// The bytes charged for a turn that ended by time.
     #[inline]
-    // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less than half
-    // of the most bytes of such turns in it, the flow is charged its part of that most: a flow that
-    // transfers little in its time pays for the time. Any other flow pays for its bytes, as in
-    // Linux: turns differ by the device's behaviour and by the last request, and if budgets are
-    // never used up because the device is slow, the shares would differ, too (1:2.96 for 1:3, 64
-    // KiB beside 4 KiB at 16 MiB/s). The most decays by a 64th each time; Linux uses the device's
-    // peak rate instead.
+    // *Time.* A turn ends after `timeout_ns` when others wait. If the device served less in the
+    // turn than half of the maximum of such turns, the flow is charged its part of that maximum: a
+    // flow that transfers little in its time pays for the time. Any other flow pays for its bytes,
+    // as in Linux. If it paid for time, too, the shares would be wrong on a device so slow that no
+    // budget is used up and each turn ends by time, because the bytes of turns differ with the
+    // device's behaviour and the last request (1:2.96 for 1:3, 64 KiB beside 4 KiB at 16 MiB/s).
+    // The maximum decays by a 64th with each such turn; Linux uses the device's peak rate instead.
     fn price_of_time(&mut self, turn: Turn) -> u64 {
         let all = (turn.served + turn.others).max(1);
         self.in_time = all.max(self.in_time - self.in_time / 64);
@@ -421,7 +421,8 @@ impl BfqScheduler {
         Ok(Selection::Serve(job, turn.flow))
     }
 
-    /// The first request of a flow leaves for the device, and virtual time moves by its cost.
+    /// Sends the first request of a flow to the device, and moves virtual time by the request's
+    /// cost.
     #[inline]
     fn serve(&mut self, flow: usize) -> Option<(Job, u64)> {
         let (job, kept) = self.staged.pop(flow)?;
@@ -541,8 +542,8 @@ impl SerialPolicy for BfqScheduler {
     #[inline]
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         let mut has_ended = false;
-        // One call for both turns: the result of `within` is then written where the caller reads
-        // it, not copied.
+        // The loop calls `within` in one place, for the turn in service and for a new one, so that
+        // the compiler lets `within` write its result where the caller reads it, without a copy.
         while let Some(turn) = self.in_service.or_else(|| self.begin(now_ns, lanes)) {
             match self.within(now_ns, turn, lanes) {
                 Ok(selection) => return selection,
@@ -565,7 +566,8 @@ impl SerialPolicy for BfqScheduler {
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         let in_service = self.in_service.map(|turn| turn.flow);
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Flows that wait have a right to be behind.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) && in_service != Some(slot) {
                 flow.start = flow.start.max(self.virtual_time);
             }
@@ -605,8 +607,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
-        /// The bound of the header, at every moment and for every pair of flows that are always
-        /// backlogged.
+        /// The bound of the header holds at every moment and for every pair of flows that are
+        /// always backlogged.
         #[test]
         fn lag_is_bounded_by_budgets(
             flows in prop::collection::vec((20u16..1000, prop::sample::select(&[512u32, 4096, 65_536, 1 << 20][..])), 2..6)
@@ -641,8 +643,8 @@ mod tests {
         assert!(!busy.is_even());
     }
 
-    /// A flow that waits for its answers keeps its share of the bytes if the device waits for it:
-    /// where weights differ.
+    /// A flow that waits for its answers keeps its share of the bytes if the device waits for it,
+    /// which it does only if weights differ.
     #[test]
     fn idling_keeps_a_shallow_flows_share() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

@@ -1,4 +1,4 @@
-//! `cfq`: the device to one flow at a time, for slices of time in proportion to weights.
+//! `cfq`: one flow at a time has the device, for slices of time in proportion to weights.
 //!
 //! **Problem.** A disk that serves two streams in turn seeks all the time. If each stream has the
 //! disk for a while, it gets the disk as if it were alone, and the streams share what all use
@@ -13,7 +13,7 @@
 //! of the flow that was activated last.
 //!
 //! - *Quantum.* While others wait, the active flow has at most `quantum` requests on the device, so
-//!   that the next slice does not begin behind a full queue of the last one's.
+//!   that the next slice does not begin behind a full queue of the last slice's requests.
 //! - *Idling.* When the active flow has nothing staged but is [expected][anticipation] to send, its
 //!   slice goes on and the device waits, at most `idle_ns` after the last completion. Without it
 //!   (`idle_ns` = 0, CFQ-NA) a flow that waits for its answers loses the slice at once. The device
@@ -93,12 +93,12 @@ impl Default for CfqConfig {
 
 impl Configure for CfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let slice = "the lightest tenant's slice of time; those of heavier ones are in proportion, \
-                     up to 4 times that";
+        let slice = "the lightest tenant's slice of time; a heavier tenant's is longer by its \
+                     weight, up to 4 times this";
         knobs.is(Knob::duration("slice", 1, MAX_KNOB_NS, slice), &mut self.slice_ns);
-        let target = "what all slices together take at most";
+        let target = "the longest time of all slices together";
         knobs.is(Knob::duration("target", 1, MAX_KNOB_NS, target), &mut self.target_ns);
-        let quantum = "what a tenant may have on the device in its slice while others wait";
+        let quantum = "the most requests of a tenant on the device in its slice while others wait";
         knobs.is(Knob::requests("quantum", u32::MAX, quantum), &mut self.quantum);
         knobs.is(IDLE, &mut self.idle_ns);
     }
@@ -185,7 +185,7 @@ struct Slice {
 /// Parts that a nanosecond on the device is divided into.
 const PARTS: u64 = 256;
 
-/// Divides the time of the device between the requests on it, while some are beside the active
+/// Divides the time of the device between the requests on it, while some of them are not the active
 /// flow's.
 #[derive(Clone, Copy, Default)]
 struct Division {
@@ -201,7 +201,7 @@ impl Division {
     /// Divides the time up to `now_ns`; gives the part of the requests beside.
     #[inline]
     fn advance(&mut self, now_ns: u64) -> u64 {
-        // A minute at most, so that products stay within a word.
+        // The time is at most a minute, so that products stay within a word.
         let passed_ns = now_ns.saturating_sub(self.now_ns).min(MAX_KNOB_NS);
         self.now_ns = now_ns;
         if self.beside == 0 || passed_ns == 0 {
@@ -225,8 +225,8 @@ struct FlowState {
 #[derive(Clone, Copy, Default)]
 struct JobState {
     read: bool,
-    /// Of a request that is on the device beside the active flow's: [`Division::each`] when it was
-    /// served.
+    /// For a request that is on the device beside the active flow's requests: the value of
+    /// [`Division::each`] when it was served.
     beside: Option<u64>,
 }
 
@@ -270,8 +270,9 @@ impl CfqScheduler {
         }
     }
 
-    /// The first flow, after each flow that has paid for more than a tick in its place has got a
-    /// new place: at most once for each flow, since in the new place it has paid for nothing yet.
+    /// Gives a new place to each flow at the front that has paid for more than a tick since it got
+    /// its place, and returns the first flow then. Each flow gets at most one new place, since it
+    /// has paid for nothing yet there.
     #[cold]
     fn first_anew(&mut self, lanes: Lanes) -> Option<usize> {
         loop {
@@ -288,7 +289,7 @@ impl CfqScheduler {
     }
 
     /// The next active flow: the first that may be served, or the flow whose slice has just ended,
-    /// if it comes before that one and cannot be served now.
+    /// if this flow comes first and cannot be served now.
     #[inline]
     fn next_active(&mut self, lanes: Lanes, last: Option<usize>) -> Option<Entry> {
         let first = self.first(lanes).and_then(|flow| self.heap.get(flow));
@@ -324,7 +325,8 @@ impl CfqScheduler {
     fn expire(&mut self, now_ns: u64, slice: Slice) {
         self.active = None;
         let Some(flow) = self.flows.get_mut(slice.flow) else { return };
-        // Nothing was decided, and no flow wanted the device, after the slice's end.
+        // Time after the slice's end is not charged: no flow wanted the device then, and nothing
+        // was decided.
         let used_ns = now_ns.min(slice.ends_ns).saturating_sub(slice.began_ns);
         let charged_ns = used_ns.saturating_sub(slice.others / PARTS).max(LEAST_CHARGE_NS);
         flow.used = flow.used.plus(flow.normalizer.units(charged_ns, flow.weight).max(1));
@@ -342,7 +344,7 @@ impl CfqScheduler {
         }
     }
 
-    /// The first request of a flow leaves for the device.
+    /// Sends the first request of a flow to the device.
     #[inline]
     fn serve(&mut self, slot: usize) -> Option<Job> {
         let (job, kept) = self.staged.pop(slot)?;
@@ -477,8 +479,8 @@ impl SerialPolicy for CfqScheduler {
     fn select(&mut self, now_ns: u64, lanes: Lanes) -> Selection {
         self.divide(now_ns);
         let mut last = None;
-        // One call for both slices: the result of `within` is then written where the caller reads
-        // it, not copied.
+        // The loop calls `within` in one place, for the active slice and for a new one, so that the
+        // compiler lets `within` write its result where the caller reads it, without a copy.
         while let Some(slice) = self.active.or_else(|| self.activate(now_ns, lanes, last)) {
             if let Some(selection) = self.within(now_ns, slice, lanes) {
                 return selection;
@@ -508,7 +510,8 @@ impl SerialPolicy for CfqScheduler {
 
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Flows that wait have a right to be behind.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) {
                 flow.used = flow.used.max(self.virtual_time);
             }
@@ -561,7 +564,7 @@ mod tests {
                 LATENCY_NS
             });
         let slices = served.chunk_by(|a, b| a == b).map(<[usize]>::len);
-        // 8 at a time, 10,000 times a second.
+        // The device serves 8 requests at a time, each in a 10,000th of a second.
         let slices: std::vec::Vec<usize> = slices.collect();
         assert!(slices[..9].iter().all(|&slice| (7_990..=8_016).contains(&slice)), "{slices:?}");
     }
@@ -576,7 +579,8 @@ mod tests {
                 run(&mut policy, &[tenant(100, 1), tenant(100, 32)], 8, 4_000_000_000, |_| {
                     LATENCY_NS
                 });
-            // At depth 1 it makes an eighth of a slice.
+            // A flow of depth 1 sends an eighth of the requests that the device can serve in a
+            // slice.
             counts(&served, 2)[0] as f64 / (4e9 / LATENCY_NS as f64)
         };
         let (cfq, na) = (share(8_000_000), share(0));

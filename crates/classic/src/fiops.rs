@@ -12,14 +12,14 @@
 //! A request is one I/O: [`IO_UNITS`] units at weight 100, times the factor of its operation. Its
 //! cost in bytes does not count.
 //!
-//! **Fairness.** As SFQ(D)'s, with every request of the same length.
+//! **Fairness.** The bound is that of SFQ(D), with every request of the same length.
 //!
 //! **Limits.** A flow that sends 128 KiB at a time gets 32 times the bandwidth of one that sends 4
 //! KiB; a flow that keeps few requests at the device gets fewer than its share, since its turn
 //! passes while it has none.
 //!
 //! **Knobs.** `slots` (D, requests); the weights; `read_percent` and `write_percent`, 100 by
-//! default: where a write takes the device three times as long, 300 evens that out.
+//! default: if a write takes the device three times as long, 300 evens that out.
 //!
 //! **Sources.** Li: FIOPS I/O scheduler, messages to the Linux kernel's mailing list, 2012; the
 //! NASS paper, MSST 2020, Table I.
@@ -201,7 +201,8 @@ impl SerialPolicy for FiopsScheduler {
         let slot = slot as usize;
         let Some((job, kept)) = self.staged.pop(slot) else { return Selection::Nothing };
         let Some(flow) = self.flows.get_mut(slot) else { return Selection::Nothing };
-        // The later of the two: a flow that was shut out for a while is served behind virtual time.
+        // Virtual time is the later of the two, because a flow that was shut out for a while is
+        // served behind virtual time.
         self.virtual_time = self.virtual_time.max(tag);
         flow.count = tag.plus(flow.normalizer.units(kept.units, kept.weight));
         let count = flow.count;
@@ -215,7 +216,8 @@ impl SerialPolicy for FiopsScheduler {
     #[inline]
     fn tick(&mut self, now_ns: u64) -> Option<u64> {
         self.lift.tick(now_ns, &mut self.flows, |slot, flow| {
-            // Flows that wait have a right to be behind.
+            // A flow with staged requests is not moved up to virtual time, because it is still due
+            // the service by which it is behind.
             if self.staged.is_empty(slot) {
                 flow.count = flow.count.max(self.virtual_time);
             }

@@ -20,15 +20,15 @@
 //!   charges writes more.
 //! - *Flows that may not be served* do not hold virtual time: they could not go if they were first.
 //!
-//! **Fairness.** As MQFQ's: counted at dispatch, two backlogged flows' service per weight differs
-//! by at most `2 T + l_f / w_f + l_g / w_g`, in the costs above.
+//! **Fairness.** The bound is that of MQFQ: counted at dispatch, two backlogged flows' service per
+//! weight differs by at most `2 T + l_f / w_f + l_g / w_g`, in the costs above.
 //!
 //! **Left out**: the calibration that finds a device's costs.
 //!
 //! **Knobs.** `threshold_bytes` (T; 1 MiB): a larger one lets others fill the device while one flow
 //! thinks, a smaller one keeps services together; with 0 the others do nothing. `idle_ns` (2 ms; 0
 //! is no anticipation). `request_bytes` (4096). `slots` (D, requests); the cost model. The defaults
-//! are ours: SSDs answer within a millisecond.
+//! are fairq's, because SSDs answer within a millisecond.
 //!
 //! **Papers.** Shen, Park: FlashFQ: A Fair Queueing I/O Scheduler for Flash-Based SSDs, USENIX ATC
 //! 2013; Jin, Chase, Kaur, SIGMETRICS 2004.
@@ -82,12 +82,12 @@ impl Default for FlashFqConfig {
 
 impl Configure for FlashFqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
-                         ones in proportion, up to 4 T";
+        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; \
+                         heavier ones in proportion, up to 4 T";
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold).alias("T");
         knobs.is(threshold, &mut self.threshold_bytes);
         knobs.is(IDLE, &mut self.idle_ns);
-        let request = "what a request costs beside its length";
+        let request = "the cost of a request besides its length";
         let most = u32::MAX.into();
         knobs.is(Knob::bytes("request-cost", 0, most, request), &mut self.request_bytes);
     }
@@ -126,10 +126,10 @@ pub struct FlashFqScheduler {
     threshold_units: u64,
     virtual_time: VTime,
     flows: Box<[FlowState]>,
-    /// The flows that have requests staged, by their first.
+    /// The flows that have requests staged, by their first request.
     heap: FlowHeap,
-    /// The flows that have none but were expected to send at the last check, by the start of their
-    /// next request.
+    /// The flows that have no request staged but were expected to send at the last check, by the
+    /// start of their next request.
     absent: FlowHeap,
     staged: Staged<JobState>,
     arrivals: u64,
@@ -139,8 +139,8 @@ pub struct FlashFqScheduler {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// Growth of requests that have left, after others were tagged behind them, in units: added to
-    /// all tags of the queue.
+    /// Growth, in units, of requests that left the queue after others had been tagged behind them.
+    /// It is added to all tags of the queue when they are compared.
     shift: u64,
     normalizer: Normalizer,
     anticipation: Anticipation,
@@ -195,8 +195,8 @@ impl FlashFqScheduler {
         }
     }
 
-    /// The first expected flow, after those before it that are no longer expected have been
-    /// removed: each was put in by a request that was served, so this is one round a request.
+    /// Removes the flows at the front that are no longer expected, and returns the first expected
+    /// flow. Each flow was put in by a request that was served, so this is one round a request.
     #[inline]
     fn first_expected(&mut self, now_ns: u64) -> Option<Entry> {
         loop {
@@ -258,8 +258,8 @@ impl SerialPolicy for FlashFqScheduler {
         }
     }
 
-    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
-    /// tags.
+    /// Later arrivals are tagged as if the request had not been there; requests staged behind it
+    /// keep their tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let was_first = self.staged.first_job(slot) == Some(job);
         let Some(kept) = self.staged.remove(slot, job) else { return };
@@ -366,8 +366,8 @@ mod tests {
         assert!((ratio - 3.0).abs() < 0.03, "{ratio}");
     }
 
-    /// Beside a flood, a flow that waits for its answers has its share of service if it is
-    /// expected; and the flood goes on in the meantime.
+    /// Beside a flow with a deep queue, a flow that waits for its answers has its share of service
+    /// if it is expected; and the other flow goes on in the meantime.
     #[test]
     fn an_expected_flow_holds_virtual_time() {
         let tenant = |weight, depth| Loop { weight, length: 4096, depth };

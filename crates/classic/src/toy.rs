@@ -1,7 +1,7 @@
-//! `toy`: first come, first served, D at a time; or last come. Weights mean nothing to it.
+//! `toy`: first come, first served, D at a time; or last come. Weights have no effect.
 //!
-//! All that a new policy needs: this module, and its line in the registry. The feature `toy` adds
-//! it for the tests that show this.
+//! A new policy needs no more than this module and its line in the registry. The feature `toy` adds
+//! the policy for the tests that show this.
 
 use alloc::boxed::Box;
 
@@ -68,7 +68,7 @@ impl SerialPolicy for Toy {
 
     fn grow(&mut self, _now_ns: u64, _arrival: &Arrival) {}
 
-    /// Nothing to do: no limits are put around it.
+    /// This does nothing, because no limits are put around the toy.
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     fn select(&mut self, _now_ns: u64, _lanes: Lanes) -> Selection {

@@ -1,5 +1,5 @@
-//! `fairq serve --run`: a command that runs while the server serves. The server ends with the
-//! command, with its status, and the command ends with the server.
+//! `fairq serve --run`: a command that runs while the server serves. When the command ends, the
+//! server ends with the command's exit status. When the server ends, it ends the command.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use fairq_config::listen::Listen;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tempfile::TempDir;
 
-/// The time in which a command has to end with the server.
+/// The time that a command has to end after the server has ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A command, before and while it runs.
 #[derive(Debug)]
 pub(crate) struct Companion {
     command: String,
-    /// A folder for the server's sockets, where no other user and no other server comes.
+    /// A folder for the server's sockets, which no other user and no other server uses.
     folder: TempDir,
     running: Option<Running>,
 }
@@ -35,9 +35,9 @@ struct Running {
     waiter: JoinHandle<()>,
 }
 
-/// Ends this server as an operator does.
+/// Ends this server by SIGTERM, as an operator does.
 pub(crate) fn end_server() {
-    // A process may signal itself.
+    // A process may always signal itself, so this cannot fail.
     let _ = kill_process(getpid(), Signal::TERM);
 }
 
@@ -93,7 +93,7 @@ impl Companion {
         Ok(())
     }
 
-    /// Ends the command if it still runs; its status, as a shell has it.
+    /// Ends the command if it still runs, and returns its exit status in the form of a shell.
     pub(crate) fn end(self) -> ExitCode {
         let Some(running) = self.running else { return ExitCode::FAILURE };
         let Running { pid, status, is_over, waiter } = running;

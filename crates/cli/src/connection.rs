@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 /// Control socket of the service of contrib/systemd.
 const SERVICE: &str = "/run/fairq/fairq.ctl";
 /// The longest time that a server may take to answer.
-// A server answers a call that waits for a file system after 8 s: this is longer.
+// A call that waits for a file system is answered after at most 8 s, so the server is faster than
+// this limit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a server's control socket.
@@ -24,8 +25,8 @@ pub(crate) struct Connection {
     is_open: bool,
 }
 
-/// The control socket to use: the given one, else that of FAIRQ_CONTROL, else the default, else the
-/// service's.
+/// The control socket to use: the given one, else the one in FAIRQ_CONTROL, else the default one,
+/// else that of the service in contrib/systemd.
 pub(crate) fn socket(said: Option<PathBuf>) -> PathBuf {
     let usual = || {
         let (usual, service) = (listen::default_control(), PathBuf::from(SERVICE));
@@ -39,7 +40,7 @@ impl Connection {
     pub(crate) fn open(path: &Path) -> anyhow::Result<Connection> {
         let stream = UnixStream::connect(path).with_context(|| {
             format!(
-                "no server answers at {}: start it with --control {0}, or say --control PATH here",
+                "no server answers at {}: start it with --control {0}, or add --control PATH here",
                 path.display()
             )
         })?;
@@ -83,13 +84,13 @@ impl Connection {
         let request =
             json!({ "jsonrpc": "2.0", "id": self.calls, "method": method, "params": params });
         writeln!(self.stream.get_mut(), "{request}")
-            .context("the server does not take the request")?;
+            .context("cannot send the request to the server")?;
         let mut line = String::new();
         self.stream.read_line(&mut line).context("the server does not answer")?;
         if line.is_empty() {
             bail!("the server ended the connection: only its own user and root may control it");
         }
         self.is_open = true;
-        serde_json::from_str(&line).context("what answers there is no fairq server")
+        serde_json::from_str(&line).context("the program that answers there is not a fairq server")
     }
 }

@@ -32,7 +32,8 @@ pub(crate) fn run(args: CtlArgs) -> anyhow::Result<()> {
     let (method, params) = call_of(&args.command)?;
     let mut server = Connection::open(&socket(args.control))?;
     let result = server.call(&method, params)?;
-    // The answer comes when the change has begun; the next command has to find it done.
+    // The server answers when the change has begun. This program waits until the change is done, so
+    // that the next command finds it done.
     if matches!(
         args.command,
         CtlCommand::Policy { name: Some(_), .. } | CtlCommand::Params { params: Some(_) }
@@ -81,8 +82,8 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
             if !waited_for.is_empty() {
                 bail!(
                     "tenant {name} was not added: requests of {waited_for}, which had its range or \
-                     file and was removed, are still under way; see to the device (its requests \
-                     may hang) and add the tenant again"
+                     file and was removed, are still in flight; check the device (its requests may \
+                     hang) and add the tenant again"
                 );
             }
             bail!("tenant {name} was removed before it could be opened");
@@ -91,20 +92,20 @@ fn wait_for_tenant(server: &mut Connection, name: &str) -> anyhow::Result<()> {
         if let Some(errno) = preparing.errno {
             let error = std::io::Error::from_raw_os_error(errno);
             bail!(
-                "tenant {name} stays closed, since its range cannot be zeroed: {error}: see to the \
-                 device, remove it and add it again"
+                "tenant {name} stays closed, because its range cannot be zeroed: {error}: check \
+                 the device, then remove the tenant and add it again"
             );
         }
         let names = preparing.waits_for.join(", ");
         if !names.is_empty() && names != waited_for {
-            eprintln!("waiting for requests of {names}, which was removed");
+            eprintln!("waiting for requests of {names}, which was removed and had this range");
         }
         waited_for = names;
         // A short wait prints nothing; a long one prints a line a second.
         if waited_for.is_empty() && printed.elapsed() > Duration::from_secs(1) {
             printed = Instant::now();
             let part = preparing.done as f64 / (preparing.size as f64).max(1.0);
-            eprintln!("zeroing its range: {}", show_percent(part));
+            eprintln!("zeroing the range: {}", show_percent(part));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -121,13 +122,13 @@ fn wait_for_size(server: &mut Connection, name: &str, size: u64) -> anyhow::Resu
             if tenant.size == size {
                 return Ok(());
             }
-            bail!("tenant {name} keeps its size: the server's log says why");
+            bail!("tenant {name} keeps its size: the server's log has the reason");
         };
         if printed.elapsed() > Duration::from_secs(1) {
             printed = Instant::now();
             let size = resizing.size.unwrap_or(0).max(1) as f64;
             let part = resizing.done.unwrap_or(0) as f64 / size;
-            eprintln!("preparing its new size: {}", show_percent(part));
+            eprintln!("preparing the new size: {}", show_percent(part));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -138,8 +139,8 @@ fn save_table(result: &Value) -> anyhow::Result<()> {
     let (name, table) = (string(&result["tenant"]), string(&result["table"]));
     let Some(path) = result["config"].as_str().map(std::path::PathBuf::from) else {
         bail!(
-            "tenant {name} is there, but the server has no configuration file: start it with one \
-             that has\n{table}"
+            "tenant {name} was added, but the server has no configuration file: start it with one \
+             that contains\n{table}"
         );
     };
     let shown = path.display();
@@ -150,7 +151,7 @@ fn save_table(result: &Value) -> anyhow::Result<()> {
     }
     let text = format!("{}\n\n{table}", text.trim_end());
     settings::parse(&text, &shown.to_string())
-        .with_context(|| format!("{shown} has its tenants in another form: add\n{table}"))?;
+        .with_context(|| format!("{shown} has no [[tenant]] tables: add\n{table}"))?;
     files::replace(&path, &text)
 }
 
@@ -160,8 +161,8 @@ fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
     while !server.call("policy", json!({}))?["state"]["changing_s"].is_null() {
         if Instant::now() > deadline {
             bail!(
-                "the policy before has not finished its requests in {CHANGE:?}: the new one \
-                 follows it when it has"
+                "the previous policy has not finished its requests within {CHANGE:?}: the new \
+                 policy starts when it has"
             );
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -169,7 +170,7 @@ fn wait_for_policy(server: &mut Connection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The call that a command stands for.
+/// The method and the parameters of a command.
 fn call_of(command: &CtlCommand) -> Result<(String, Value), Refusal> {
     let (method, params) = match command {
         CtlCommand::Latency { tenant, latency, percentile, floor } => {
@@ -337,7 +338,7 @@ fn text(command: &CtlCommand, result: &Value) -> anyhow::Result<String> {
         }
         CtlCommand::Listen { .. } => format!("listens on {}\n", string(&result["address"])),
         CtlCommand::Unlisten { .. } => {
-            format!("listens no more on {}\n", string(&result["address"]))
+            format!("stopped listening on {}\n", string(&result["address"]))
         }
         CtlCommand::Upgrade { .. } => {
             let [from, to, program] = ["from", "to", "program"].map(|key| string(&result[key]));
@@ -400,29 +401,29 @@ fn slots(state: &PolicyState) -> Option<String> {
     let why = match &state.depth {
         None => String::new(),
         Some(Depth { state: DepthState::Searching, .. }) => {
-            "; looking for the least that fills the device".into()
+            "; searching for the least D that fills the device".into()
         }
         Some(Depth { state: DepthState::Found, slots, requests_per_s, .. }) => {
             format!("; {slots} fill the device with this load ({requests_per_s} requests/s)")
         }
         Some(Depth { state: DepthState::Alone, .. }) => {
-            "; no limit, since one tenant is active".into()
+            "; no limit, because only one tenant is active".into()
         }
         Some(_) => "; all requests are on the device and do not fill it".into(),
     };
     Some(format!("{} of {} in use{why}", state.slots_in_use?, state.slots?))
 }
 
-/// The number of requests that keep the device busy, of a policy without slots.
+/// For a policy without slots, the number of requests that keep the device busy.
 fn busy(depth: &Depth) -> String {
     match depth.state {
         DepthState::Found => format!(
             "with {} requests on it ({} requests/s with this load)",
             depth.slots, depth.requests_per_s
         ),
-        DepthState::Searching => "being found".into(),
-        DepthState::Alone => "no matter, since one tenant is active".into(),
-        _ => "not, with all requests on it".into(),
+        DepthState::Searching => "searching".into(),
+        DepthState::Alone => "not needed, because only one tenant is active".into(),
+        _ => "no: all requests are on it and do not fill it".into(),
     }
 }
 
@@ -463,7 +464,10 @@ fn status(status: &Status) -> String {
             match state.changing_s {
                 None => summary.policy.clone(),
                 Some(s) => {
-                    format!("{}, for {s:.1} s waiting for the one before to finish", summary.policy)
+                    format!(
+                        "{}, waiting for {s:.1} s for the previous policy to finish",
+                        summary.policy
+                    )
                 }
             },
         ),
@@ -472,7 +476,7 @@ fn status(status: &Status) -> String {
         ("memory", format!("{} of {} bytes", status.memory.used, status.memory.most)),
         ("listening", status.listening.join(" ")),
     ];
-    // Each of several stores has a policy of its own, below.
+    // If there are several stores, each has a policy of its own, which is printed with the store.
     lines.extend(of_policy(state));
     if let Some(ClassWeights { high, medium, low }) = state.class_weights {
         lines.push(("classes", format!("high {high} medium {medium} low {low}")));
@@ -510,8 +514,8 @@ fn status(status: &Status) -> String {
     for of in status.reserved.iter().filter(|of| of.granted < 1.0) {
         let [asked, granted] = [of.asked, of.granted].map(show_percent);
         let text = format!(
-            "{}: reservations are {asked} of what the device does; each has {granted} of its own: \
-             lower some",
+            "{}: the reservations add up to {asked} of the device's rate, so each gets only \
+             {granted} of its rate: lower some",
             of.store
         );
         lines.push(("reserved", text));
@@ -519,7 +523,7 @@ fn status(status: &Status) -> String {
     for file in &status.cut_off_files {
         let [kept, all] = [file.intact, file.size].map(exact_size);
         let path = file.path.display();
-        lines.push(("cut off", format!("{path} has kept {kept} of {all}: restore it")));
+        lines.push(("cut off", format!("{path} has kept {kept} of {all}: restore the file")));
     }
     let has_several = summary.stores.len() > 1;
     for store in summary.stores.iter().filter(|store| has_several || store.stuck) {
@@ -529,12 +533,12 @@ fn status(status: &Status) -> String {
         }
         if store.stuck {
             let oldest = store.oldest_s;
-            text += &format!("; stuck: has not answered for {oldest:.0} s, see to its device");
+            text += &format!("; stuck: has not answered for {oldest:.0} s, check its device");
         }
         lines.push(("store", text));
     }
     if summary.draining {
-        lines.push(("draining", "no more connections; it ends with the last".into()));
+        lines.push(("draining", "no more connections; the server ends with the last one".into()));
     }
     lines.iter().map(|(key, value)| format!("{key:<12} {value}\n")).collect()
 }
@@ -582,7 +586,8 @@ fn tenants(tenants: &[Tenant]) -> String {
 fn disk(tenants: &[Tenant], number: u32) -> anyhow::Result<String> {
     let path = PathBuf::from(format!("/dev/ublkb{number}"));
     let is_it = |of: &Attachment| of.kind == "ublk" && of.path == path;
-    let Some(tenant) = tenants.iter().find(|tenant| tenant.attachments.iter().any(is_it)) else {
+    let Some(tenant) = tenants.iter().find(|tenant| tenant.row.attachments.iter().any(is_it))
+    else {
         bail!("/dev/ublkb{number} is no block device of this server's tenants");
     };
     let (uid, gid) = (tenant.uids.first().unwrap_or(&0), tenant.gids.first());
@@ -604,7 +609,7 @@ fn attachments(tenants: &[Tenant]) -> String {
         format!("{name}: {kind} {path}{state}\n")
     };
     let of_tenant = |tenant: &Tenant| -> String {
-        tenant.attachments.iter().map(|of| line(&tenant.row.name, of)).collect()
+        tenant.row.attachments.iter().map(|of| line(&tenant.row.name, of)).collect()
     };
     tenants.iter().map(of_tenant).collect()
 }
@@ -627,7 +632,7 @@ fn policy(result: &Value) -> String {
 
 fn parameters(result: &Value) -> String {
     let mut table = plain_table();
-    table.set_header(["parameter", "now", "takes", "what it is"]);
+    table.set_header(["parameter", "now", "takes", "meaning"]);
     for parameter in result["params"].as_array().map(Vec::as_slice).unwrap_or_default() {
         table.add_row(["key", "value", "takes", "summary"].map(|field| string(&parameter[field])));
     }
@@ -657,7 +662,7 @@ fn changes(result: &Value) -> String {
     changes.iter().map(line).collect()
 }
 
-/// The changes of a reload that was only checked, in words.
+/// The changes that a reload would make (--dry-run), in words.
 fn predicted(result: &Value) -> String {
     let changes = result["changes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if changes.is_empty() {
@@ -698,7 +703,11 @@ fn interference(rows: &Interference) -> String {
             parts.iter().map(part).collect::<Vec<_>>().join(", ")
         );
     }
-    if text.is_empty() { "no tenant waited in the last ten seconds\n".into() } else { text }
+    if text.is_empty() {
+        "no tenant's requests waited in the last ten seconds\n".into()
+    } else {
+        text
+    }
 }
 
 #[cfg(test)]

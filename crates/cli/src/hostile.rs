@@ -99,7 +99,7 @@ fn surroundings() -> Surroundings {
     }
 }
 
-/// The lines of the example file, with those behind `#`.
+/// The lines of the example file, also the commented ones (behind `#`).
 static LINES: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let text = include_str!("../../../docs/fairq.example.toml");
     let line = |line: &'static str| {
@@ -206,8 +206,8 @@ fn policy() -> impl Strategy<Value = String> {
     })
 }
 
-/// Serves two flows on two ports, with a device that completes requests after a while, until all
-/// requests are served.
+/// Serves two flows on two ports until all requests are served. The device completes each request
+/// after a fixed time.
 struct Serve;
 
 impl WithPolicy for Serve {
@@ -251,8 +251,9 @@ impl WithPolicy for Serve {
                     served += 1;
                 }
                 None => {
-                    now_ns =
-                        now_ns.max(until.expect("requests wait, none is out, and no time is named"))
+                    now_ns = now_ns.max(
+                        until.expect("requests wait, none is on the device, no wake-up is due"),
+                    )
                 }
             }
             assert!(now_ns < 3_600_000_000_000, "an hour for 48 requests: {served} served");

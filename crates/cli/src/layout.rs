@@ -32,7 +32,10 @@ pub(crate) fn run(command: LayoutCommand) -> anyhow::Result<()> {
         LayoutCommand::Forget { device, tenant } => {
             let id = change(&device, |record| record.free(&tenant).map(drop))?;
             losses::rename(&id, &tenant, None).map_err(|error| unnoted(&tenant, &error))?;
-            write_out(&format!("{tenant}: its range is free; whoever gets it finds it zeroed"))
+            write_out(&format!(
+                "{tenant}: its range is free, and is zeroed before another \
+                 tenant gets it"
+            ))
         }
         LayoutCommand::Rename { device, old, new } => {
             let id = change(&device, |record| record.rename(&old, &new))?;
@@ -48,8 +51,8 @@ fn found(media: &Media, device: &Path) -> Result<Pool, Refusal> {
     match media.find()? {
         Found::Whole(pool) => Ok(*pool),
         Found::Nothing => Err(Refusal::new(format!(
-            "{shown} has no layout record: a server makes one at its start; a pool of version \
-             0.1.0's is adopted by fairq layout adopt {shown} --config FILE"
+            "{shown} has no layout record: a server makes one at its start; adopt a pool of \
+             version 0.1.0 by fairq layout adopt {shown} --config FILE"
         ))),
         Found::Trouble(what, _) => {
             Err(Refusal::new(format!("{shown}: {what}: see fairq layout adopt {shown}")))
@@ -59,8 +62,8 @@ fn found(media: &Media, device: &Path) -> Result<Pool, Refusal> {
 
 fn unnoted(tenant: &str, error: &std::io::Error) -> Refusal {
     Refusal::new(format!(
-        "the record is changed, but not the note in {} that {tenant} may have lost data ({error}): \
-         its flushes may succeed; check its data",
+        "the record is changed, but not the file in {} that records that {tenant} may have lost \
+         data ({error}): flushes of {tenant} may succeed although data are lost; check the data",
         state_directory().display()
     ))
 }

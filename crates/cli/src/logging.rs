@@ -15,8 +15,8 @@ use crate::unread::{self, Lost};
 /// The lines that were lost after the last line that was written.
 static LOST: Mutex<Lost> = Mutex::new(Lost::nothing());
 
-/// Logs to standard error, as text or as JSON. The level is the given one, else that of FAIRQ_LOG,
-/// else `usual`.
+/// Starts the log on standard error, as text or as JSON. The level is `level`, else the value of
+/// FAIRQ_LOG, else `usual`.
 pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result<(), Refusal> {
     // Under inetd standard error may be the client's connection, which no line may enter.
     let is_socket = rustix::net::getsockname(std::io::stderr()).is_ok();
@@ -32,7 +32,8 @@ pub(crate) fn start(level: Option<String>, usual: &str, is_json: bool) -> Result
              info,fairq_host=debug"
         ))
     };
-    // A word alone would be read as the name of a module, and nothing would be logged.
+    // The filter would take a word without `=` for the name of a module, and nothing would be
+    // logged.
     let is_word = |part: &&str| !part.contains('=') && part.parse::<LevelFilter>().is_err();
     if let Some(word) = level.split(',').find(is_word) {
         return Err(refuse(&format!("`{word}` is not a level")));
@@ -63,12 +64,13 @@ struct LogWriter {
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The status table may be on the same terminal, and the line would go into it.
+        // The status table may be on the same terminal, and the line of the log would be written
+        // into the table.
         status::take_away()?;
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
         unread::deliver(&mut io::stderr(), line, &mut lost, |lines| {
             let said =
-                format!("{lines} lines of the log were lost, since they were not read in time");
+                format!("{lines} lines of the log were lost, because their reader was too slow");
             if self.is_json { format!(r#"{{"level":"WARN","message":"{said}"}}"#) } else { said }
         })?;
         Ok(line.len())

@@ -15,8 +15,8 @@ pub(crate) fn memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // A limit applies to all cgroups below. `max`, no limit, does not parse as a number and is left
-    // out.
+    // A limit applies to all cgroups below. The value `max` means no limit; it is not a number, and
+    // is left out.
     let limits = Path::new(group).ancestors().filter_map(|group| {
         fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.max"))
             .ok()?
@@ -31,10 +31,11 @@ pub(crate) fn memory() -> u64 {
 const MEMALLOC_NOIO: u64 = 0x0008_0000;
 
 /// Marks this thread, and the threads that it starts later, as I/O flushers: the kernel gives them
-/// memory without waiting for disks. If the kernel of this machine is a client, it waits for memory
-/// that only this server can free by writing, so the server must not wait for it. The function then
-/// drops the capability that the call needs. A failure is not logged if the device is in memory
-/// (`is_in_memory`), because the kernel never waits for that device to free memory.
+/// memory without waiting for disks. If this machine's kernel uses a disk that the server serves,
+/// the kernel may wait for memory that only the server can free, by writing. The server must not
+/// wait for such memory. The function then drops the capability that the call needs. A failure is
+/// not logged if the device is in memory (`is_in_memory`), because the kernel never waits for that
+/// device to free memory.
 pub(crate) fn become_io_flusher(is_in_memory: bool) {
     if let Err(error) = configure_io_flusher_behavior(true)
         && !is_in_memory
@@ -42,7 +43,7 @@ pub(crate) fn become_io_flusher(is_in_memory: bool) {
     {
         tracing::info!(
             %error,
-            "not marked as an I/O flusher, which takes CAP_SYS_RESOURCE: where this machine itself \
+            "not marked as an I/O flusher, which needs CAP_SYS_RESOURCE: if this machine itself \
              uses the disks that are served here, it can stall when its memory is short"
         );
     }

@@ -53,7 +53,8 @@ fn main() -> ExitCode {
         Err(error) => {
             let said = in_words(&error);
             take_over::fall_back(&said);
-            // A configuration may be refused before the log is set up: it is set up for this line.
+            // A configuration may be refused before the log is started. The log is then started for
+            // this line.
             if !is_json
                 || (!tracing::dispatcher::has_been_set()
                     && logging::start(None, "error", true).is_err())
@@ -69,10 +70,10 @@ fn main() -> ExitCode {
 
 /// Reports a command line that cannot be used, or prints help.
 fn misunderstood(error: &clap::Error) -> ExitCode {
-    take_over::fall_back("it does not know an argument of the server's");
+    take_over::fall_back("it does not know one of the server's arguments");
     let is_server = std::env::args_os().any(|word| word == "serve");
     let is_json = is_server && error.use_stderr() && !std::io::stderr().is_terminal();
-    // Help and version go to standard output, and a terminal gets clap's own text.
+    // Help and version are printed on standard output, and on a terminal clap prints its own text.
     if !is_json || logging::start(None, "error", true).is_err() {
         error.exit();
     }

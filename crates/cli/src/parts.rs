@@ -11,8 +11,8 @@ use fairq_core::{Limits, Native};
 use fairq_host::nbd::session::tls;
 use fairq_host::server::{self, BuiltPolicy};
 
-/// A policy for the server's shards, for the first of at most `stores` stores; further stores get
-/// others like it.
+/// Builds the policy of the first store, for the server's shards. There are at most `stores`
+/// stores; further stores get policies of the same configuration.
 pub(crate) fn build_policy(
     config: &PolicyConfig,
     shape: &Shape,
@@ -48,7 +48,7 @@ pub(crate) fn server_tenant(tenant: &Tenant, range: &Range) -> server::Tenant {
     }
 }
 
-/// The tenant of clients that name none, in the server's form.
+/// The default tenant, for clients that name no export, in the server's form.
 pub(crate) fn default_tenant(tenant: DefaultTenant) -> server::DefaultTenant {
     let DefaultTenant { name, is_named } = tenant;
     server::DefaultTenant { name, is_named }

@@ -9,7 +9,7 @@ use fairq_config::device::FileConfig;
 use fairq_config::engine::{FLOWS_MIN, Shape, available_cpus, shards_in_words, topology};
 use fairq_config::layout::pool::{Found, Media, Start, state_directory};
 use fairq_config::layout::record::Record;
-use fairq_config::listen::{self, Listen, controller_socket, guest_socket};
+use fairq_config::listen::{self, Listen, guest_socket};
 use fairq_config::refusal::Refusal;
 use fairq_config::settings::{self, Plan, Settings, Source, Surroundings};
 use fairq_config::table::{align_right, plain_table};
@@ -34,7 +34,7 @@ pub(crate) struct Sources {
     given: Given,
     /// The settings of file and flags together.
     pub(crate) settings: Settings,
-    /// Whether the program only checks if it could take over a server.
+    /// Whether this program only checks that it could continue the state of a running server.
     is_check: bool,
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn settings(args: ServeArgs, before: Option<&Before>) -> anyhow::Resu
     Ok(Sources { given, settings, is_check })
 }
 
-/// Checks whether this program could continue a server's state. It does the same as a start,
-/// without steps that change something.
+/// Checks whether this program could continue a server's state. The check performs the steps of a
+/// start, except the steps that change something.
 fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     let state = take_over::state_to_check()?;
     let plan = Left::plan(&Left::of(&state)?.settings()?, &state, &given.surroundings)?;
@@ -83,8 +83,8 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
     for file in &state.device.files {
         if !file.is_there() {
             bail!(
-                "{} is not the file that is served: it was moved or replaced; put it back, or \
-                 restart the server",
+                "{} is not the file that is served: that file was moved or replaced; restore it, \
+                 or restart the server",
                 file.path.display()
             );
         }
@@ -93,7 +93,7 @@ fn check(given: &Given, written: &Settings) -> anyhow::Result<()> {
         && !matches!(Media::open(path)?.find()?, Found::Whole(_))
     {
         bail!(
-            "the layout record of {0} is not there, or damaged: fairq layout check {0} says more",
+            "the layout record of {0} is missing or damaged: fairq layout check {0} prints details",
             path.display()
         );
     }
@@ -111,7 +111,8 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
         Some(before) => Left::plan(&settings, &before.state, &given.surroundings)?,
         None => settings.plan(&given.surroundings)?,
     };
-    // Before threads start, because they inherit it from this one; a later program keeps it.
+    // The mark is set before threads start, because they inherit it from this thread. A program
+    // that takes over keeps the mark.
     if before.is_none() {
         machine::become_io_flusher(plan.device.is_in_memory());
     }
@@ -159,7 +160,7 @@ pub(crate) fn run(sources: Sources, mut before: Option<Before>) -> anyhow::Resul
     let served = server::serve(policy, device, config, before, &mut console);
     let code = console.end();
     served?;
-    tracing::info!("ended: what was answered is on stable storage");
+    tracing::info!("ended: all acknowledged data are on stable storage");
     Ok(code)
 }
 
@@ -207,7 +208,7 @@ fn ranges(plan: &Plan, sizes: &[u64]) -> Result<Vec<Range>, Refusal> {
     }
 }
 
-/// Logs news about a pool that the operator has to know.
+/// Logs the results of the start on a pool that the operator has to know.
 fn report(start: &Start) {
     let pool = start.pool.path().display().to_string();
     if start.adopted {
@@ -216,10 +217,10 @@ fn report(start: &Start) {
         tracing::warn!(
             pool,
             ranges = ranges.join(", "),
-            "the pool had data and no layout record: its tenants were placed as version 0.1.0 \
-             does, and keep what is there; if the order or the sizes of tenants have changed in \
-             the configuration since the pool was last served, stop the server, write them as \
-             they were, and run fairq layout adopt"
+            "the pool had data and no layout record: its tenants were placed by the rule of \
+             version 0.1.0, and keep their data; if the order or the sizes of tenants in the \
+             configuration have changed since the pool was last served, stop the server, restore \
+             the old order and sizes in the configuration, and run fairq layout adopt"
         );
     }
     for held in &start.placed.reserved {
@@ -380,14 +381,13 @@ fn attach(address: &Listen, tenant: &Tenant, with_tls: bool) -> String {
         Listen::Ublk => {
             return format!("\nUse with, for example:\n  mkfs.ext4 {uri} && mount {uri} /mnt\n");
         }
-        Listen::VfioUser(directory) => {
-            let socket = controller_socket(directory, name);
+        Listen::VfioUser(_) | Listen::VfioUserDevice(_) => {
+            let socket = uri.trim_start_matches("vfio-user:");
             return format!(
                 "\nAttach with, for example:\n  \
                  qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on \
                  -machine memory-backend=mem -device '{{\"driver\":\"vfio-user-pci\",\"socket\":\
-                 {{\"type\":\"unix\",\"path\":\"{}\"}}}}'\n",
-                socket.display()
+                 {{\"type\":\"unix\",\"path\":\"{socket}\"}}}}'\n"
             );
         }
         Listen::VhostUser(directory) => {

@@ -65,7 +65,7 @@ pub(crate) fn rows<'a>(
         .collect()
 }
 
-/// The table of at most `most` tenants; of more, those with the most bytes.
+/// The table of at most `most` tenants: if there are more, of the tenants with the most bytes.
 pub(crate) fn table(rows: &[Row<'_>], most: usize, summary: &str) -> String {
     let mut shown: Vec<&Row<'_>> = rows.iter().collect();
     let hidden = rows.len().saturating_sub(most);
@@ -161,7 +161,8 @@ fn frame(drawn: usize, text: &str) -> String {
     format!("\r{up}{lines}\x1b[J")
 }
 
-/// Erases the table before other output to the terminal; the next second draws it below that.
+/// Erases the table before other output to the terminal; in the next second it is drawn below that
+/// output.
 pub(crate) fn take_away() -> io::Result<()> {
     let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
     if *drawn > 0 {
@@ -252,7 +253,7 @@ mod tests {
         let gold = lines.next().unwrap();
         assert!(gold.starts_with(
             "status seconds=12 tenant=gold entitled=0.7500 share=0.7500 iops=1200 \
-                 bytes_per_s=4915200"
+             bytes_per_s=4915200"
         ));
         assert_eq!(lines.nth(1), Some("status seconds=12 tenant=lead idle"));
     }

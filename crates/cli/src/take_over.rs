@@ -2,9 +2,10 @@
 //!
 //! The old server runs the next program twice: as a child that checks whether it could take over
 //! (`serve --check-upgrade`, with the state on its standard input), and then in its own process
-//! (`serve --take-over`). These arguments follow those of the server's start. If the next program
-//! fails before it serves, it executes the old one again (`--after-failure`), by a descriptor,
-//! because another program may have its path by now.
+//! (`serve --take-over`). These arguments are appended to the arguments with which the server was
+//! started. If the next program fails before it serves, it executes the old one again
+//! (`--after-failure`). It does so by a descriptor, because the file at the old program's path may
+//! be another one by now.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -37,7 +38,7 @@ const CHECK_TIME: Duration = Duration::from_secs(6);
 /// The previous program, while it can still continue.
 static PREDECESSOR: Mutex<Option<Predecessor>> = Mutex::new(None);
 
-/// The operator side's state for the next program.
+/// The state of the operator side, for the next program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Left {
     /// The configuration in force, as TOML.
@@ -65,7 +66,8 @@ impl Left {
 
     pub(crate) fn settings(&self) -> Result<Settings, Refusal> {
         let mut settings = settings::parse(&self.settings, "the configuration in force")?;
-        // A default tenant that is not there would be refused; the state has it.
+        // A default tenant that does not exist would be refused here; the server's state has the
+        // default tenant.
         settings
             .default_tenant
             .take_if(|name| settings.tenant.iter().all(|one| one.get_ref().name != *name));
@@ -145,9 +147,9 @@ pub(crate) fn check(program: &Path, state: File) -> Result<(), String> {
     }
     let why = read(child.stderr.as_mut().map(|from| from as &mut dyn Read));
     Err(match status.success() {
-        true => format!("{shown} is no fairq that can go on with the state of this one"),
-        false if why.is_empty() => format!("{shown} cannot go on: it ended with {status}"),
-        false => format!("{shown} cannot go on: {}", why.trim_start_matches("fairq: ")),
+        true => format!("{shown} is not a fairq that can continue with the state of this one"),
+        false if why.is_empty() => format!("{shown} cannot continue: it ended with {status}"),
+        false => format!("{shown} cannot continue: {}", why.trim_start_matches("fairq: ")),
     })
 }
 
@@ -186,14 +188,14 @@ fn lock() -> std::sync::MutexGuard<'static, Option<Predecessor>> {
 /// Executes the previous program again, if it can continue; otherwise returns.
 pub(crate) fn fall_back(why: &str) {
     let Some(predecessor) = lock().take() else { return };
-    say(&format!("cannot take over: {why}: the program before goes on"));
+    say(&format!("cannot take over: {why}: the previous program continues"));
     // This program's own arguments may be the reason for the failure.
     let left = predecessor.state().ok().and_then(|state| Left::of(&state).ok());
     let mut args = left.map_or_else(own_args, |left| left.args);
     args.push(format!("{TAKE_OVER}{predecessor}").into());
     args.push(format!("{AFTER_FAILURE}{why}").into());
     let error = predecessor.execute(OsStr::new(&own_name()), &args);
-    say(&format!("cannot execute the program before again: {error}"));
+    say(&format!("cannot execute the previous program again: {error}"));
 }
 
 /// Logs a text, even if the log is not set up yet.

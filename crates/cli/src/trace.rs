@@ -121,9 +121,7 @@ fn report(recorded: &Recorded, path: Option<&Path>) {
     let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
     eprintln!("{place}{} decisions within {}", rows.len(), show_duration(span_ns as f64));
     if *lost > 0 {
-        eprintln!(
-            "{lost} earlier ones found no room: --events keeps more, a shorter --seconds needs less"
-        );
+        eprintln!("{lost} earlier decisions were lost: raise --events, or shorten --seconds");
     }
 }
 
@@ -141,7 +139,8 @@ fn fetch(server: &mut Connection, control: &Path) -> anyhow::Result<Recorded> {
             let mut answer = server.call_again(control, "trace.read", part)?;
             let some: Vec<Row> = serde_json::from_value(answer["rows"].take()).context(other)?;
             from += some.len();
-            // An empty answer ends the loop, too: another client may have made a shorter recording.
+            // An empty answer also ends the loop, because another client may have replaced the
+            // recording by a shorter one.
             let is_last = some.is_empty() || from >= *events;
             rows.extend(some.into_iter().map(|row| (shard, row)));
             if is_last {
@@ -179,8 +178,8 @@ impl Recorded {
         self.tenants.get(&tenant).map_or(GONE, String::as_str)
     }
 
-    /// Calls `give` for all rows in order, with the changes of D before the first later row, and
-    /// the last changes at the end.
+    /// Calls `give` for all rows and all changes of D in the order of time; a change comes before
+    /// a row of the same time.
     fn in_order<'a>(&'a self, mut give: impl FnMut(Entry<'a>) -> io::Result<()>) -> io::Result<()> {
         let mut depths = self.depths.iter().peekable();
         for (shard, row) in &self.rows {
@@ -230,8 +229,8 @@ impl Depth {
                 show_count(requests_per_s.unwrap_or(0) as f64),
                 show_bandwidth(bytes_per_s.unwrap_or(0) as f64)
             ),
-            "set" => "it is set, or held there for latency targets".into(),
-            "searching" => "it is being found".into(),
+            "set" => "it is set, or limited by latency targets".into(),
+            "searching" => "the search goes on".into(),
             "alone" => "one tenant is active".into(),
             _ => "all requests are on the device".into(),
         };
@@ -241,8 +240,8 @@ impl Depth {
 
 fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{COLUMNS}")?;
-    // A name may contain separators; they are replaced, because quotation marks would need another
-    // reader.
+    // A name may contain separators; they are replaced, because the programs that read this form
+    // do not parse quotation marks.
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let plain = |name: &str| name.replace([',', '"', '\n'], "_");
     recorded.in_order(|entry| {
@@ -263,7 +262,7 @@ fn csv(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
             number(row.start_tag),
         );
         let why = row.why.as_deref().unwrap_or_default();
-        // A held row has no request: its tag, tenant and place are meaningless.
+        // A row of kind `held` has no request, so its tag, tenant and place are meaningless.
         if kind == "held" {
             return writeln!(
                 out,
@@ -322,25 +321,26 @@ fn text(recorded: &Recorded, out: &mut impl Write) -> io::Result<()> {
                 let free =
                     row.free_slots.map(|free| format!(", {free} slots free")).unwrap_or_default();
                 let first = match row.why.as_deref() {
-                    Some("reserved") => ", before all others for its reservation",
+                    Some("reserved") => ", before all others because of its reservation",
                     _ => "",
                 };
                 let numbers = numbers(row);
                 format!("{request}: class {}{first}{free}{numbers}{waited}", row.class)
             }
             "held" => match row.why.as_deref() {
-                Some("ahead") => format!("the next is too far ahead{}", numbers(row)),
+                Some("ahead") => format!("the next request is too far ahead{}", numbers(row)),
                 Some("no-slot") => format!("no slot of the device is free{}", numbers(row)),
                 Some("target") => {
                     format!("no slot is free of those that latency targets leave{}", numbers(row))
                 }
-                Some("cap") => "its tenant has had what a cap allows".into(),
+                Some("cap") => "its tenant has used up a cap".into(),
                 Some("reserved-for-others") => format!(
                     "no slot is free, and others' requests went first for their reservations{}",
                     numbers(row)
                 ),
-                Some("group-cap") => "a group of its tenant has had what a cap allows".into(),
-                // The policy gives no reason, or a newer server one that is unknown here.
+                Some("group-cap") => "a group of its tenant has used up a cap".into(),
+                // The policy gives no reason, or the server is newer and its reason is unknown
+                // here.
                 _ => format!("the policy waits{}", numbers(row)),
             },
             // `complete`, `fail` and `cancel`: the end of the request.
@@ -433,11 +433,12 @@ mod tests {
         let expected = [
             "     time/us  shard  event     tenant    what",
             "       0.000      1  complete  db        read 4096 at 8192 (tag 9)",
-            "       0.050         depth               D is 12 (ram, 1G): it is set, or held there for \
+            "       0.050         depth               D is 12 (ram, 1G): it is set, or limited by \
              latency targets",
             "       0.100      0  arrive    db        read 4096 at 8192 (tag 5), start tag 900, \
              +400 of virtual time 500",
-            "       0.100      0  held                the next is too far ahead, start tag 900, \
+            "       0.100      0  held                the next request is too far ahead, start tag \
+             900, \
              +400 of virtual time 500",
             "       1.600      1  issue     web, two  read 4096 at 8192 (tag 5): class medium, 3 \
              slots free, start tag 900, +400 of virtual time 500",

@@ -1,11 +1,12 @@
 //! Output that never waits for its reader: the log, and status lines.
 //!
-//! **Problem.** The control thread of a server writes both, and a pipe without a reader is full
-//! after some hundred lines. A write to it would block for ever, and with it all calls to the
-//! server. **Model.** Lines are written while there is space. Lines that find none within
-//! [`PATIENCE`] are lost, and so are the lines after them, without waiting, until there is space
-//! again. Then a line reports the number of lost ones. A text that is too long for one write is
-//! divided at the end of a line if possible, so that only a very long line is ever cut.
+//! **Problem.** The control thread of a server writes the log and the status lines, and a pipe
+//! without a reader is full after some hundred lines. A write to a full pipe would block the thread
+//! for ever, and with it all calls to the server. **Model.** Lines are written while there is
+//! space. Lines that find none within [`PATIENCE`] are lost, and so are the lines after them,
+//! without waiting, until there is space again. Then a line reports the number of lost ones. A text
+//! that is too long for one write is divided at the end of a line if possible, so that only a very
+//! long line is ever cut.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -33,8 +34,8 @@ impl Lost {
     }
 }
 
-/// Writes lines if their reader makes space, after a line from `say` with the number of lines that
-/// were `lost` before them.
+/// Writes lines if their reader makes space. If lines were `lost` before them, a line with their
+/// number, from `say`, comes first.
 pub(crate) fn deliver(
     out: &mut (impl Write + AsFd),
     text: &[u8],

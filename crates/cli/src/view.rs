@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+#[cfg(feature = "top")]
 use fairq_core::TargetState;
 use fairq_host::observe::stats::ClientRequests;
 use serde::{Deserialize, Serialize};
@@ -109,8 +110,8 @@ shown! {
         low: u64,
     }
 
-    /// The state of a store's policy; of all stores together, values that cannot be summed are
-    /// null if there are several.
+    /// The state of a store's policy, or of the policies of all stores together. If there are
+    /// several stores, values that cannot be summed are null in the latter.
     struct PolicyState {
         virtual_time: Option<u64>,
         virtual_time_spread: Option<u64>,
@@ -230,12 +231,12 @@ shown! {
     struct Group {
         name: String,
         weight: u16,
-        /// Its weight beside all that are in no group.
+        /// Its weight relative to the tenants and groups that are in no group.
         effective_weight: f64,
         /// Its reservation; 0 for none.
         min_iops: u64,
         min_bandwidth: u64,
-        /// Tenants and groups in it; and those that are active.
+        /// The number of tenants and groups in it, and the number of active ones.
         members: u32,
         active: u32,
         tenants: Vec<String>,
@@ -253,7 +254,7 @@ shown! {
         store: Option<String>,
         /// Requests that wait in the scheduler.
         staged: u64,
-        /// Requests that the server has taken in and not completed.
+        /// Requests that the server has received and not completed.
         in_flight: u64,
         errors: u64,
         /// `None` while it is idle.
@@ -261,6 +262,7 @@ shown! {
         latency_target: Option<LatencyTarget>,
         /// Its group, its reservation, its caps, and the requests that wait for these, in words.
         promised: Option<String>,
+        attachments: Vec<Attachment>,
         /// The tenants whose requests were served while its own waited, as parts of its delay.
         hurt_by: Option<BTreeMap<String, f64>>,
     }
@@ -278,7 +280,6 @@ shown! {
         uids: Vec<u32>,
         gids: Vec<u32>,
         connections: usize,
-        attachments: Vec<Attachment>,
         outdated: Vec<OldSize>,
         resizing: Option<Resizing>,
         preparing: Option<Preparing>,
@@ -359,7 +360,7 @@ shown! {
         /// Requests completed in the last second, and the late ones among them.
         completed: u64,
         late: u64,
-        /// Always null; other versions measured it.
+        /// Always null; other versions have a measured value here.
         alone_mean_ns: Option<f64>,
         /// The weight with which the tenant is served.
         weight: u16,
@@ -499,6 +500,7 @@ impl PolicyState {
     }
 }
 
+#[cfg(feature = "top")]
 impl LatencyTarget {
     /// Whether the target was missed in the last second.
     pub(crate) fn is_missed(&self) -> bool {

@@ -1,5 +1,5 @@
-//! A running server from its operator's side: `fairq ctl`, the control socket itself, reloading,
-//! metrics.
+//! Tests of a running server as its operator uses it: `fairq ctl`, the control socket itself,
+//! reloads, metrics.
 
 #[path = "operate/caps.rs"]
 mod caps;
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    /// Waits until the load on the first tenant has read more, then ends the load.
+    /// Waits until the load on the first tenant has read more data, then ends the load.
     fn goes_on(&self, load: &mut Child) {
         let reads = || {
             let list: Value = serde_json::from_str(&self.said(&["tenants", "--json"])).unwrap();
@@ -258,7 +258,7 @@ fn tenants_come_and_go_and_change_while_the_server_runs() {
     let in_force = |server: &Server| {
         server.said(&["config", "dump"]).replace(&*server.path("").to_string_lossy(), "/nowhere/")
     };
-    assert_eq!(in_force(&other), in_force(&server), "what it starts is its equal");
+    assert_eq!(in_force(&other), in_force(&server), "a dump starts an equal server");
     other.signal(Signal::TERM);
     assert_eq!(other.end(), 0);
 }
@@ -342,8 +342,9 @@ fn status_lines_that_nobody_reads_keep_nobody_waiting() {
     assert!(lines.next().unwrap().starts_with("status seconds="));
 }
 
-/// Hundreds of tenants with files of their own come and go beside another tenant's load, some of
-/// them with clients: their files are closed, and the next tenant can use the file at once.
+/// Hundreds of tenants with files of their own, some of them with clients, are added and removed
+/// during another tenant's load. Their files are closed, and the next tenant can use a file at
+/// once.
 #[test]
 fn the_file_of_a_removed_tenant_is_closed() {
     let devices = [
@@ -377,7 +378,7 @@ fn the_file_of_a_removed_tenant_is_closed() {
             });
             (own, all)
         };
-        // The answer shows that the connection was accepted.
+        // An answer on this connection shows that the server has accepted it.
         ask("add", &spec(0));
         ask("remove", "guest");
         let before =
@@ -455,7 +456,7 @@ fn the_file_is_read_again_and_a_bad_one_changes_nothing() {
     .unwrap();
     let (code, text) = server.refused(&["config", "reload"]);
     assert!(code == 1 && text.contains("the device (ram"), "{code} {text}");
-    assert_eq!(server.weight("db"), 200, "what cannot be is refused as a whole");
+    assert_eq!(server.weight("db"), 200, "an invalid configuration changes nothing");
     std::fs::write(&file, new.replace("mqfq:T=32k,D=8", "sfqd:D=3")).unwrap();
     let said = server.said(&["config", "reload"]);
     assert!(
@@ -592,7 +593,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         let said = server.ctl(&["trace", "--seconds", "0.4", "--format", format, "-o", path]);
         let said = (said.status.success(), String::from_utf8(said.stderr).unwrap());
         assert!(
-            said.0 && said.1.contains(" decisions within ") && !said.1.contains("found no room"),
+            said.0 && said.1.contains(" decisions within ") && !said.1.contains("were lost"),
             "{said:?}"
         );
         std::fs::read_to_string(path).unwrap()
@@ -618,7 +619,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
         let [free, now, start] = [9, 10, 11].map(|column| row[column].parse::<u64>().unwrap());
         assert!(
             free < 64 && start <= now + 2 * 65_536,
-            "no request goes that is more than T ahead: {row:?}"
+            "a request more than T ahead was issued: {row:?}"
         );
     }
     let text = record("text", &file("trace.txt"));
@@ -636,7 +637,7 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     assert!(named("tenant db") && named("tenant web") && named("shard 1") && events.len() > 50);
     // A ring that is too small keeps the last decisions, and reports the lost ones.
     let said = server.ctl(&["trace", "--seconds", "300ms", "--events", "10"]);
-    assert!(String::from_utf8(said.stderr).unwrap().contains("earlier ones found no room"));
+    assert!(String::from_utf8(said.stderr).unwrap().contains("earlier decisions were lost"));
     let said = String::from_utf8(said.stdout).unwrap();
     assert!(said.lines().filter(|line| !line.contains("  depth  ")).count() <= 21, "{said}");
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
@@ -646,8 +647,8 @@ fn decisions_are_recorded_and_the_lab_replays_them() {
     }
     let scenario = ["db", "web"].map(|tenant| {
         format!(
-            "[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \
-         \"fairq\"\nvolume = \"{tenant}\"\n"
+            "[[tenant]]\nname = \"{tenant}\"\ntrace = \"trace.csv\"\nformat = \"fairq\"\nvolume = \
+             \"{tenant}\"\n"
         )
     });
     std::fs::write(
@@ -702,7 +703,7 @@ fn top_shows_what_there_is() {
     );
     let (code, text) = top(&[]);
     assert!(
-        code == 2 && text.contains("standard output is no terminal: say --once or --json"),
+        code == 2 && text.contains("standard output is no terminal: add --once or --json"),
         "{text}"
     );
 }
@@ -764,7 +765,7 @@ fn logs_are_json_where_nobody_looks() {
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     let mut lines: Vec<Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // This line depends on the user who runs the tests.
+    // The presence of this line depends on the user who runs the tests.
     lines.retain(|line| !line["message"].as_str().unwrap().contains("I/O flusher"));
     let [serving, connected, ..] = &lines[..] else { panic!("{log}") };
     assert_eq!((&serving["message"], &serving["tenants"]), (&json!("serving"), &json!(2)));

@@ -1,4 +1,5 @@
-//! The program from its users' side: its output, where it goes, and the exit status.
+//! Tests of the program as its users see it: its output, the stream or file of the output, and the
+//! exit status.
 
 mod common;
 #[path = "program/measure.rs"]
@@ -121,10 +122,10 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["serve", "--device", disk, "--tenant", "a"],
             1,
-            "has it locked for serving; stop that one".into(),
+            "has it locked for serving; stop that server".into(),
         ),
         // The demo's tenants would write to the disk.
-        (vec!["serve", "--device", disk], 2, "no tenants: say who shares the device".into()),
+        (vec!["serve", "--device", disk], 2, "no tenants: name the tenants that".into()),
         (
             vec!["serve", "--device", "ram,size=99999T"],
             1,
@@ -210,14 +211,14 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["serve", "--device", "file,path=/nonexistent,size=1M", "--tenant", "a"],
             2,
-            "add create to have it".into(),
+            "add create to create it".into(),
         ),
         (vec!["bench", "--tenant", "a=bs:3"], 2, "bs 3 is not a multiple of 512".into()),
         (vec!["bench", "--tenant", "a", "--tenant", "a"], 2, "tenant a is given twice".into()),
         (
             vec!["bench", "--connect", &uri, "--policy", "mqfq"],
             2,
-            "--policy is the server's matter".into(),
+            "--policy applies to a device in this process".into(),
         ),
         (
             vec!["bench", "--connect", &uri],
@@ -245,9 +246,9 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
         (
             vec!["bench", "--connect", &uri, "--path", "direct"],
             2,
-            "--path is the server's matter".into(),
+            "--path applies to a device in this process".into(),
         ),
-        (vec!["bench", "--connect", &uri, "--moves"], 2, "--moves is the server's matter".into()),
+        (vec!["bench", "--connect", &uri, "--moves"], 2, "--moves applies to".into()),
         (
             vec!["bench", "--moves", "--tenant", "a=rate:1M"],
             2,
@@ -272,7 +273,7 @@ fn what_cannot_be_used_ends_with_2_and_what_fails_with_1() {
             2,
             "is for the scratch file in a directory".into(),
         ),
-        (vec!["device", "probe", file], 2, "less than 1M says nothing".into()),
+        (vec!["device", "probe", file], 2, "less than 1M is too small to measure".into()),
     ] {
         let output = run(&args);
         let heard = text(&output.stderr);

@@ -122,8 +122,8 @@ impl Directory {
         self.gids.up(name, gid_of)
     }
 
-    /// Looks these users and groups up, several at a time, so that the waits for a slow directory
-    /// service overlap.
+    /// Resolves the names of these users and groups in several threads at once, so that the waits
+    /// for a slow directory service overlap.
     pub fn learn<'a>(
         &self,
         users: impl Iterator<Item = &'a str>,

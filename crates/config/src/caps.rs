@@ -1,5 +1,5 @@
-//! `max-iops`, `max-bandwidth`, the same for reads and for writes, and `burst`: the most that a
-//! tenant gets, even if the device has more.
+//! The caps of a tenant: `max-iops`, `max-bandwidth`, their variants for reads and for writes, and
+//! `burst`. A tenant gets no more than its caps, even if the device is idle.
 
 use std::fmt;
 use std::str::FromStr;
@@ -45,7 +45,7 @@ impl FromStr for Burst {
     }
 }
 
-/// In the form in which it is read.
+/// Writes a burst as its parser reads it.
 impl fmt::Display for Burst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,7 +79,7 @@ pub struct Written {
     pub burst: Option<Burst>,
 }
 
-/// The values of the keys of caps in a table that has them.
+/// Collects the keys of caps of a table into a `caps::Written`.
 #[macro_export]
 macro_rules! caps_of {
     ($table:expr) => {
@@ -115,11 +115,11 @@ impl Written {
         match self.burst {
             Some(burst) if iops.clone().count() + bandwidth.count() == 0 => {
                 return Err(format!(
-                    "burst {burst} is what may come above a cap, and there is none: add \
-                     max-iops=1000, say, or leave out burst"
+                    "burst {burst} has no effect without a cap: add max-iops=1000, say, or leave \
+                     out burst"
                 ));
             }
-            // Without a cap on requests such a burst would have no effect.
+            // A burst in requests has no effect on caps on bytes.
             Some(Burst::Requests(requests)) if iops.count() == 0 => {
                 return Err(format!(
                     "burst {requests} counts requests, and no cap does: write it as a time, as in \
@@ -128,7 +128,8 @@ impl Written {
             }
             Some(Burst::Time(ns)) if ns > BURST_MOST_NS => {
                 return Err(format!(
-                    "burst {} is longer than a minute: raise the cap, or take it away",
+                    "burst {} is longer than a minute: write at most 60s, or raise or remove the \
+                     cap",
                     exact_duration(ns)
                 ));
             }
@@ -194,9 +195,9 @@ pub fn describe(caps: &Caps) -> String {
     if all.is_empty() { "none".into() } else { all.join(", ") }
 }
 
-/// Requests under way on a connection of Linux's `nbd` driver, and their bytes when Linux reads
-/// ahead.
+/// The most requests under way on a connection of Linux's `nbd` driver.
 const BACKLOG: u64 = 128;
+/// Bytes of these requests when Linux reads ahead, 128 KiB for each.
 const BACKLOG_BYTES: u64 = BACKLOG * (128 << 10);
 /// The time in seconds after which Linux reports a request as stuck, or fails it by a usual
 /// `-timeout`.
@@ -220,8 +221,8 @@ pub fn warning(caps: &Caps) -> Option<String> {
     };
     Some(format!(
         "{key} is so low that the last of {BACKLOG} requests, as many as a Linux client has under \
-         way, waits {wait_s} s: a client with a shorter timeout (nbd-client -timeout) fails its \
-         disk then; raise the cap to {enough}, or give its clients a timeout above {wait_s} s"
+         way, waits {wait_s} s: a client with a shorter timeout (nbd-client -timeout) then fails \
+         its disk; raise the cap to {enough}, or give the clients a timeout above {wait_s} s"
     ))
 }
 

@@ -1,5 +1,6 @@
 //! `--device KIND,key=value,…` and `[device]`: the store behind the tenants.
 
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -26,6 +27,8 @@ pub const PACED_LATENCY_NS: u64 = 100_000;
 pub const PACED_PARALLELISM: u32 = 32;
 /// Default size of a device in memory, in bytes; pages are allocated when they are first written.
 pub const MEMORY_SIZE: u64 = 4 << 30;
+/// The largest factor by which a software controller can be slower than its profile.
+const SLOWDOWN_MAX: u32 = 100_000;
 /// Sizes and offsets are multiples of this number of bytes, the block that clients address.
 pub const SECTOR: u64 = 512;
 
@@ -53,13 +56,13 @@ impl Kind {
             Kind::Paced => &["size", "iops", "bandwidth", "latency", "parallelism"],
             Kind::File => &["path", "size", "create", "direct"],
             Kind::NvmeSoft => &[
-                "backing", "size", "create", "direct", "profile", "state", "window", "queues",
-                "wrr", "poller",
+                "backing", "size", "create", "direct", "profile", "state", "slowdown", "window",
+                "queues", "wrr", "poller",
             ],
         }
     }
 
-    /// Its name in the configuration.
+    /// The kind's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Null => "null",
@@ -125,6 +128,7 @@ pub struct DeviceTable {
     pub backing: Option<String>,
     pub profile: Option<String>,
     pub state: Option<State>,
+    pub slowdown: Option<u32>,
     pub window: Option<u16>,
     pub queues: Option<u16>,
     pub wrr: Option<bool>,
@@ -155,6 +159,8 @@ pub struct NvmeConfig {
     /// The drive whose speed it has: a built-in profile's name or a file, and the drive's earlier
     /// writes.
     pub profile: Option<(String, State)>,
+    /// The factor by which it is slower than that drive.
+    pub slowdown: u32,
     pub window: u16,
     pub queues: u16,
     pub wrr: bool,
@@ -183,7 +189,7 @@ pub struct FileConfig {
     /// Whether a missing file is made, as a sparse one. The default is false, because the file
     /// system itself may be missing.
     pub create: bool,
-    /// The store of the file; that of its device if `None`.
+    /// The name of the file's store. `None` is the store of the block device that holds the file.
     pub store: Option<String>,
 }
 
@@ -204,7 +210,7 @@ impl FromStr for DeviceTable {
             Some(first) if first.value.is_none() => *first = Pair::new("kind", &first.key),
             Some(_) => {}
             None => {
-                return Err("a device is wanted: null, ram, paced, nvme-soft or file,path=…".into());
+                return Err("no device: write null, ram, paced, nvme-soft or file,path=…".into());
             }
         }
         pairs::read(pairs).map_err(|error: String| match word {
@@ -291,7 +297,7 @@ impl DeviceTable {
             }
             other => {
                 return Err(Refusal::new(format!(
-                    "device: backing {other} is nothing known: write ram, null, or a path with a / \
+                    "device: backing {other} is not known: write ram, null, or a path with a / \
                      in it (./{other})"
                 )));
             }
@@ -305,18 +311,22 @@ impl DeviceTable {
         let name = self.profile.filter(|name| name != "none");
         if !in_memory && name.is_some() {
             return Err(Refusal::new(
-                "device: a profile makes memory as slow as a device, and a file takes its own \
-                 time: leave one of \
-                 profile and backing out",
+                "device: a profile sets the speed of a device in memory, and a file has a speed of \
+                 its own: leave out profile or backing",
             ));
         }
-        if name.is_none() && self.state.is_some() {
-            return Err(Refusal::new(
-                "device: state is a profile's: add profile=z-ssd, say, or leave it out",
-            ));
+        let of_profiles = [("state", self.state.is_some()), ("slowdown", self.slowdown.is_some())];
+        if let (None, Some((key, _))) = (&name, of_profiles.iter().find(|(_, is_given)| *is_given))
+        {
+            return Err(Refusal::new(format!(
+                "device: {key} applies only to a profile: add profile=z-ssd, say, or leave it out"
+            )));
         }
+        let slowdown = self.slowdown.unwrap_or(1);
+        within("slowdown", slowdown, 1..=SLOWDOWN_MAX)?;
         let profile = name.as_deref().map(load_profile).transpose()?;
-        // A SATA device has one queue; the controller has as many queues as it needs before it.
+        // A profile may have fewer queues (SATA: one) or a larger window than the software
+        // controller supports: its values are clamped to the controller's ranges.
         let of_profile = |get: fn(&Profile) -> u32, range: RangeInclusive<u16>| {
             let (least, most) = range.into_inner();
             profile.as_ref().map(|one| get(one).clamp(least.into(), most.into()) as u16)
@@ -332,6 +342,7 @@ impl DeviceTable {
         Ok(NvmeConfig {
             backing,
             profile: name.map(|name| (name, self.state.unwrap_or_default())),
+            slowdown,
             window,
             queues,
             wrr: self.wrr.unwrap_or(has_wrr),
@@ -342,7 +353,8 @@ impl DeviceTable {
     fn refuse_foreign_keys(&self, kind: Kind) -> Result<(), Refusal> {
         let Some(key) = keys::foreign(self, "kind", kind.keys()) else { return Ok(()) };
         let has_key = |kind: &Kind| kind.keys().contains(&key.as_str());
-        // One of these three kinds takes any key: null and ram take only `size`.
+        // Each key is taken by at least one of these three kinds, because null and ram take only
+        // `size`, which the three kinds take, too.
         let other = [Kind::File, Kind::Paced, Kind::NvmeSoft]
             .into_iter()
             .find(has_key)
@@ -356,7 +368,11 @@ impl DeviceTable {
     }
 }
 
-fn within(key: &str, value: u16, range: RangeInclusive<u16>) -> Result<(), Refusal> {
+fn within<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), Refusal> {
     if range.contains(&value) {
         return Ok(());
     }
@@ -456,6 +472,7 @@ mod tests {
             (31, *nvme_soft::QUEUES_RANGE.start(), false)
         );
         assert!(!nvme("nvme-soft,wrr=false").wrr);
+        assert_eq!(nvme("nvme-soft,profile=z-ssd,slowdown=200").slowdown, 200);
         assert_eq!(nvme("nvme-soft,profile=none"), nvme("nvme-soft"));
         let file = FileConfig {
             path: "/srv/a.img".into(),
@@ -471,8 +488,7 @@ mod tests {
     fn what_a_software_controller_cannot_be() {
         let refusal = |text: &str| complete(text).unwrap_err();
         assert!(
-            refusal("nvme-soft,backing=/a,profile=z-ssd")
-                .contains("leave one of profile and backing out")
+            refusal("nvme-soft,backing=/a,profile=z-ssd").contains("leave out profile or backing")
         );
         assert!(refusal("nvme-soft,backing=disk").contains("(./disk)"));
         assert!(refusal("nvme-soft,profile=y-ssd").contains("z-ssd"));
@@ -513,7 +529,7 @@ mod tests {
             refusal("file,size=1G"),
             "device: a file needs a path: add path=/srv/disk.img, say"
         );
-        assert_eq!(refusal(""), "a device is wanted: null, ram, paced, nvme-soft or file,path=…");
+        assert_eq!(refusal(""), "no device: write null, ram, paced, nvme-soft or file,path=…");
     }
 
     #[test]

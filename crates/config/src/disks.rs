@@ -36,7 +36,7 @@ struct System<'a> {
 }
 
 impl Disks {
-    /// The disks below a disk, a part of one, or a file.
+    /// The disks below `device`, which is a disk, a partition or a file.
     pub(crate) fn of(device: &Path) -> Disks {
         let (sys, mountinfo) = (Path::new("/sys"), Path::new("/proc/self/mountinfo"));
         Disks::by(&System { sys, mountinfo }, device)
@@ -44,7 +44,7 @@ impl Disks {
 
     fn by(system: &System<'_>, device: &Path) -> Disks {
         let mut numbers = Vec::new();
-        // A missing file will be on its folder's file system.
+        // A file that does not exist yet will be on the file system of its folder.
         let place = if device.exists() { Some(device) } else { device.parent() };
         if let Some(place) = place {
             system.below_path(place, LAYERS, &mut numbers);

@@ -7,7 +7,7 @@ use fairq_classic::registry;
 use fairq_core::{Platform, Topology};
 use fairq_host::device::any::{AnyDevice, DeviceSpec, Inherited};
 use fairq_host::device::file::{self, FileSpec};
-use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec};
+use fairq_host::device::nvme_soft::{self, BackingSpec, NvmeSoftSpec, Timing};
 use fairq_host::device::paced::Pace;
 
 use crate::device::{
@@ -100,7 +100,8 @@ fn nvme_spec(config: &NvmeConfig, own: Vec<FileConfig>) -> Result<NvmeSoftSpec, 
             State::Fresh => fairq_device::State::Fresh,
             State::Steady => fairq_device::State::Steady,
         };
-        Ok::<_, Refusal>((load_profile(name)?, state))
+        let (profile, slowdown) = (load_profile(name)?, config.slowdown);
+        Ok::<_, Refusal>(Timing { profile, state, slowdown })
     };
     let poller = match config.poller {
         Poller::Inline => nvme_soft::Poller::Inline,
@@ -138,8 +139,8 @@ impl DeviceConfig {
     pub fn is_polled(&self) -> bool {
         match self {
             DeviceConfig::File { .. } => false,
-            // Completions of files are events on the ring of the poller, which with `core` is not a
-            // shard's.
+            // Completions of a file are events on the ring of the controller's poller. With `core`
+            // the poller is a thread of its own, so that shards find all completions by polling.
             DeviceConfig::NvmeSoft(NvmeConfig {
                 backing: Backing::File { .. }, poller, ..
             }) => *poller == Poller::Core,
@@ -149,7 +150,8 @@ impl DeviceConfig {
 
     /// Opens the device.
     ///
-    /// `own` are the files of tenants; their numbers follow the shared file's.
+    /// `own` are the tenants' own files. They are numbered in order, after the shared file, which
+    /// is number 0.
     pub fn open(&self, own: Vec<FileConfig>) -> anyhow::Result<Arc<AnyDevice>> {
         self.open_after(own, Inherited::default())
     }
@@ -221,6 +223,10 @@ impl DeviceConfig {
                     .profile
                     .as_ref()
                     .map_or(String::new(), |(name, _)| format!(" like {name}"));
+                let like = match config.slowdown {
+                    1 => like,
+                    slowdown => format!("{like}, {slowdown} times slower"),
+                };
                 let arbiter = if config.wrr { "weighted round robin" } else { "round robin" };
                 format!("nvme-soft over {backing}{like} (window {}, {arbiter})", config.window)
             }

@@ -30,7 +30,7 @@ pub fn read_text(path: &Path) -> Result<String, Refusal> {
     )?;
     if bytes.len() as u64 > MOST {
         return Err(refuse(
-            "is longer than 1M: that is no file for people: name the one that was meant".into(),
+            "is longer than 1M, the limit for text files: name the file that was meant".into(),
         ));
     }
     // Zero bytes are valid UTF-8, and an empty image of a disk has only these.
@@ -106,7 +106,8 @@ pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
         let written = file
             .set_permissions(metadata.permissions())
             .and_then(|()| {
-                // Root keeps the file's owner; any other user already owns it.
+                // If root writes the file, it keeps its owner; any other user owns it already, so
+                // a failure is ignored.
                 let _ =
                     std::os::unix::fs::fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
                 file.write_all(text.as_bytes())

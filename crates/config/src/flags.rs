@@ -18,7 +18,7 @@ pub const UNITS: &str = "Sizes are in bytes or binary units (4k = 4096, 64KiB, 1
  bandwidths likewise (1G/s); counts are \
 decimal (100k = 100000); durations need their unit (80us, 1ms, 10s).";
 
-/// Where to run.
+/// The shards, and their CPUs.
 #[derive(Debug, Args, Default, Clone)]
 pub struct ShardArgs {
     /// Threads, each pinned to a CPU [default: one for each CPU]

@@ -1,5 +1,5 @@
-//! `--group NAME=key=value,…` and `[[group]]`: tenants with a common weight and limits; and
-//! `min-iops` and `min-bandwidth`, the least that a tenant or a group has.
+//! `--group NAME=key=value,…` and `[[group]]`: tenants with a common weight and limits. Also the
+//! keys `min-iops` and `min-bandwidth`, which reserve a rate for a tenant or a group.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -53,16 +53,17 @@ pub struct Group {
     pub name: String,
     /// Its weight relative to its siblings.
     pub weight: Weight,
-    /// The least that its tenants have together.
+    /// The rate that is reserved for its tenants together.
     pub reservation: Reservation,
-    /// The most that its tenants have together.
+    /// The upper limits of the rate of its tenants together.
     pub caps: Caps,
-    /// The target of each tenant in it without a target of its own or of a nearer group.
+    /// The latency target of each tenant in it, unless the tenant or a group nearer to the tenant
+    /// has a target.
     pub target: Option<Target>,
     /// Whether this machine has a group of users of this name. False until [`mark_ambiguous`] has
     /// resolved the name.
     pub is_ambiguous: bool,
-    /// The reason for which its cgroup's `io.max` does not apply, although that limits some disk.
+    /// The reason why its cgroup's `io.max` has no effect although that file limits some disk.
     pub unused: Option<String>,
 }
 
@@ -110,7 +111,7 @@ fn check_path(name: &str) -> Result<(), String> {
         None => Ok(()),
         Some(part) => Err(format!(
             "group name `{name}`: `{part}` is no name: up to 64 letters, digits, `.`, `_` and `-` \
-             are allowed, and `/` before the name of a group inside"
+             are allowed, and `/` before the name of an inner group"
         )),
     }
 }
@@ -136,12 +137,13 @@ impl GroupTable {
         self.cgroup.is_some() || matches!(self.weight, Some(WeightSource::Cgroup(_)))
     }
 
-    /// Removes the value of a key; without a latency its percentile and floor have no meaning.
+    /// Unsets a key. Unsetting `latency` also unsets the percentile and the floor, which have no
+    /// meaning without it.
     pub fn clear(&mut self, key: &str) -> Result<(), String> {
         let with_latency = ["latency", "latency-percentile", "floor"];
         let all = if key == "latency" { &with_latency[..] } else { &[key][..] };
         if key == "name" {
-            return Err("a group has a name: take the group away instead".into());
+            return Err("a group needs its name: remove the group instead".into());
         }
         for key in all {
             let table = keys::without(self, key)?;
@@ -159,11 +161,11 @@ impl GroupTable {
 
     fn settings(&self, cgroups: Option<&Cgroups>) -> Result<Group, String> {
         if self.cgroup.is_some() && self.weight.is_some() {
-            return Err("cgroup says its weight: leave out weight, or cgroup".into());
+            return Err("the cgroup sets the weight: leave out weight, or cgroup".into());
         }
         let said = self.caps();
         if self.cgroup.is_some() && said != caps::Written::default() {
-            return Err("cgroup says its caps (io.max): leave them out, or cgroup".into());
+            return Err("the cgroup's io.max sets the caps: leave them out, or cgroup".into());
         }
         let mut caps = said.caps()?;
         let (mut weight, mut unused) = (Weight::DEFAULT, None);
@@ -202,7 +204,8 @@ pub fn complete<'a>(
     cgroups: Option<&Cgroups>,
 ) -> Result<Vec<Group>, Refusal> {
     let mut tables: Vec<&GroupTable> = tables.into_iter().collect();
-    // All names are known before a group is completed: it may be above its outer group in the file.
+    // All names are collected before a group is completed, because the file may have a group above
+    // its outer group.
     let mut known: HashMap<&str, &GroupTable> = HashMap::new();
     for table in &tables {
         if let Some(earlier) = known.insert(&table.name, table) {
@@ -258,8 +261,8 @@ pub fn target<'a>(mut name: Option<&'a str>, groups: &'a [Group]) -> Option<Targ
 
 /// Splits the names of a tenant's key `group` into the group of tenants, and groups of users.
 ///
-/// A name that is both is refused: a group of tenants that is added later must not open an export
-/// that is restricted to a group of users.
+/// A name of both a group of tenants and a group of users is refused, because adding a group of
+/// tenants later must not open an export that is restricted to a group of users.
 pub fn split(
     said: Option<&List<String>>,
     groups: &[Group],
@@ -285,8 +288,8 @@ pub fn split(
         && find(name).is_some_and(|group| group.is_ambiguous)
     {
         return Err(format!(
-            "group: {name} is a group of tenants and one of this machine's users: give the group \
-             of tenants another name"
+            "group: {name} is a group of tenants and a group of this machine's users: give the \
+             group of tenants another name"
         ));
     }
     let users = (!users.is_empty()).then(|| List(users.into_iter().cloned().collect()));
@@ -315,7 +318,7 @@ impl Written {
         {
             let Some(rate) = said else { continue };
             if rate == 0 {
-                return Err(format!("{key} 0 keeps nothing: write 1 or more, or leave it out"));
+                return Err(format!("{key} 0 reserves nothing: write 1 or more, or leave it out"));
             }
             let most = most(caps, counted);
             // A cap always applies, so a reservation above it could not be met.
@@ -333,7 +336,7 @@ impl Written {
     }
 }
 
-/// The most that caps allow in a second.
+/// The highest rate that these caps allow, a second.
 fn most(caps: &Caps, counted: Counted) -> Option<u64> {
     let cap = |side| caps.get(side, counted).map(Cap::per_second);
     // Caps on reads and on writes together are a bound, too. Each is at most 2^40, so the sum fits.
@@ -414,7 +417,7 @@ mod tests {
         assert!(refusal(&["a/b/c/d/e"]).contains("5 deep, and 4 is the most: put its tenants"));
         assert!(refusal(&["a//b"]).contains("`` is no name"));
         assert!(refusal(&["a=wieght=3"]).contains("did you mean `weight`?"));
-        assert!(refusal(&["a=min-iops=0"]).contains("min-iops 0 keeps nothing: write 1 or more"));
+        assert!(refusal(&["a=min-iops=0"]).contains("min-iops 0 reserves nothing"));
         assert!(refusal(&["a=max-iops=0"]).contains("--group: group a: max-iops 0 would let"));
         assert!(refusal(&["a=min-iops=9,max-iops=8"]).contains("is above what max-iops allows"));
         assert!(refusal(&["a=cgroup=/a,weight=3"]).contains("leave out weight, or cgroup"));
@@ -440,6 +443,6 @@ mod tests {
         assert_eq!(split(&["dba"]), Ok((None, Some(list(&["dba"])))));
         assert!(split(&["acme", "acme/batch"]).unwrap_err().contains("a tenant is in one"));
         assert!(split(&["acme/web"]).unwrap_err().contains("there is no group acme/web: add"));
-        assert!(split(&["root"]).unwrap_err().contains("and one of this machine's users"));
+        assert!(split(&["root"]).unwrap_err().contains("and a group of this machine's users"));
     }
 }

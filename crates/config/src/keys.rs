@@ -21,7 +21,8 @@ pub(crate) fn overlay<T: Serialize + DeserializeOwned>(under: &T, over: &T) -> T
     both.try_into().expect("what is written can be read")
 }
 
-/// `new` with these keys of `old`, set or not.
+/// Returns `new`, in which the keys in `kept` have the values that they have in `old`. A key that
+/// `old` does not set is unset.
 pub(crate) fn keep<T: Serialize + DeserializeOwned>(old: &T, new: &T, kept: &[&str]) -> T {
     let mut all = written(new);
     all.retain(|key, _| !kept.contains(&key));
@@ -29,10 +30,11 @@ pub(crate) fn keep<T: Serialize + DeserializeOwned>(old: &T, new: &T, kept: &[&s
     all.try_into().expect("what is written can be read")
 }
 
-/// The table without a key, which must be one of its kind.
+/// Returns the table without `key`. A key that tables of this type do not have is refused.
 pub(crate) fn without<T: Serialize + DeserializeOwned>(table: &T, key: &str) -> Result<T, String> {
     let mut rest = written(table);
-    // An unknown key is refused before the type of its value, with the known keys.
+    // serde checks the name of a key before the type of its value. So this probe finds an unknown
+    // key, and the error lists the known ones.
     let mut probe = Table::new();
     probe.insert(key.to_owned(), toml::Value::Boolean(true));
     if let Err(error) = probe.try_into::<T>()
@@ -44,7 +46,7 @@ pub(crate) fn without<T: Serialize + DeserializeOwned>(table: &T, key: &str) -> 
     Ok(rest.try_into().expect("what is written can be read"))
 }
 
-/// A set key that is not one of `keys`, the keys of the kind that the key `which` selects.
+/// A key that is set and is not in `keys`, the keys that the value of the key `which` allows.
 pub(crate) fn foreign<T: Serialize>(table: &T, which: &str, keys: &[&str]) -> Option<String> {
     written(table)
         .into_iter()
@@ -93,7 +95,7 @@ mod tests {
         comes_through::<DeviceTable>(&[
             "paced,size=1537,iops=12345,bandwidth=1234567/s,latency=81us,parallelism=3",
             "./pool.img,size=10G,create,direct=off",
-            "nvme-soft,backing=./a,profile=z-ssd,state=fresh,window=64,queues=9,wrr=off,poller=core",
+            "nvme-soft,backing=./a,profile=z-ssd,state=fresh,slowdown=300,window=64,queues=9,wrr=off,poller=core",
         ]);
         comes_through::<TenantTable>(&[
             "db=1234567,offset=512,weight=10000,read-only,urgent=off,identity=a \

@@ -15,24 +15,24 @@ pub fn target(
         // A key without effect is probably a mistake, so it is refused.
         return match alone.iter().find(|(_, is_said)| *is_said) {
             Some((key, _)) => Err(format!(
-                "{key} says more of a latency target, and there is none: add latency=200us, say, \
-                 or leave out {key}"
+                "{key} has no effect without a latency target: add latency=200us, say, or \
+                 leave out {key}"
             )),
             None => Ok(None),
         };
     };
     if latency_ns == 0 || latency_ns > Target::LONGEST_NS {
         return Err(format!(
-            "latency {} is not from 1ns to 1h: write what its requests may take, as in 200us, or \
-             leave it out",
+            "latency {} is not from 1ns to 1h: write the time that a request may take, as in \
+             200us, or leave it out",
             exact_duration(latency_ns)
         ));
     }
     let floor = floor.map_or(Target::FLOOR_PERCENT, |Part(percent)| percent);
     if floor > 99 {
         return Err(
-            "a floor of 100% takes nothing from others, so that nothing can be done for its \
-             latency: write 0% to 99%, or leave out latency"
+            "with a floor of 100% the other tenants keep all of their shares, so the target would \
+             have no effect: write 0% to 99%, or leave out latency"
                 .into(),
         );
     }
@@ -65,19 +65,19 @@ pub fn cause(stats: &TargetStats) -> Option<String> {
     match stats.state {
         TargetState::Idle | TargetState::Met | TargetState::Missed => None,
         TargetState::Device => Some(
-            "its requests take longer however few are on the device: the device or this host is \
-             slower than that. The others are not held back for it, and it is tried again every \
-             10 s: raise latency, or give the server more of the CPUs"
+            "its requests take longer than the target even when few are on the device: the device \
+             or this host is too slow. The other tenants are not throttled for this target, and \
+             the server tries again every 10 s. Raise latency, or give the server more CPU time"
                 .into(),
         ),
         TargetState::Floor => Some(format!(
-            "the other tenants would have less than {}% of what weights give them: raise latency, \
-             lower floor, or give it more weight",
+            "the other tenants would have less than {}% of their shares by weight: raise latency, \
+             lower floor, or give this tenant more weight",
             stats.target.floor_percent()
         )),
         TargetState::Spent => Some(
-            "holding back more of the others' requests does not make its own faster: give it more \
-             weight, raise latency, or have it ask for less at a time"
+            "throttling the other tenants more does not make this tenant's requests faster: give \
+             it more weight, raise latency, or let its clients keep fewer requests in flight"
                 .into(),
         ),
     }
@@ -109,14 +109,14 @@ mod tests {
         let refusal = |latency, percentile, floor| read(latency, percentile, floor).unwrap_err();
         assert_eq!(
             refusal("0", "", ""),
-            "latency 0ns is not from 1ns to 1h: write what its requests may take, as in 200us, or \
-             leave it out"
+            "latency 0ns is not from 1ns to 1h: write the time that a request may take, as in \
+             200us, or leave it out"
         );
         assert!(refusal("2h", "", "").starts_with("latency 7200s is not from 1ns to 1h"));
         assert!(refusal("200", "", "").starts_with("`200` is not a duration"));
         assert!(refusal("1ms", "100", "").starts_with("`100` is not a percentile from 50"));
         assert!(refusal("1ms", "49.9", "").starts_with("`49.9` is not a percentile"));
-        assert!(refusal("1ms", "", "100%").starts_with("a floor of 100% takes nothing"));
+        assert!(refusal("1ms", "", "100%").starts_with("with a floor of 100% the other"));
         assert!(refusal("1ms", "", "101%").starts_with("`101%` is not a part"));
         assert!(refusal("", "99.9", "").contains("add latency=200us, say, or leave out latency-p"));
         assert!(refusal("", "", "10%").contains("leave out floor"));

@@ -1,5 +1,5 @@
-//! fairq's text for users: configuration files, flags, and the units and tables of both; and the
-//! way from a configuration to running parts.
+//! Parses the text that users write: configuration files and flags, with their units and tables.
+//! Builds the parts of a server from a configuration.
 //!
 //! ```text
 //!   text ─▶ units, pairs ─▶ tables (device, policy, tenant, settings) ─▶ plan ─▶ engine ─▶ parts

@@ -28,6 +28,8 @@ pub enum Listen {
     VhostUser(PathBuf),
     /// A directory in which each tenant has an NVMe controller for guests, `NAME/cntrl`.
     VfioUser(PathBuf),
+    /// A directory with one NVMe controller, `cntrl`, that has the whole device.
+    VfioUserDevice(PathBuf),
 }
 
 /// Refuses a path that does not fit into a socket's address.
@@ -57,6 +59,10 @@ impl FromStr for Listen {
                 Err("`vfio-user:` needs a directory, as in vfio-user:/run/fairq/nvme".into())
             }
             Some(("vfio-user", path)) => Ok(Listen::VfioUser(path.into())),
+            Some(("vfio-user-device", "")) => {
+                Err("`vfio-user-device:` needs a directory, as in vfio-user-device:/run/ssd".into())
+            }
+            Some(("vfio-user-device", path)) => Ok(Listen::VfioUserDevice(path.into())),
             Some(("tcp", address)) => parse_tcp(address).map(Listen::Tcp).ok_or_else(|| {
                 format!(
                     "`{address}` is not an address: write tcp:127.0.0.1:{NBD_PORT}, \
@@ -79,7 +85,7 @@ impl Listen {
         };
         format!(
             "`{text}` is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY, \
-             vfio-user:DIRECTORY and ublk{meant}"
+             vfio-user:DIRECTORY, vfio-user-device:DIRECTORY and ublk{meant}"
         )
     }
 }
@@ -102,6 +108,7 @@ impl fmt::Display for Listen {
             Listen::Ublk => f.write_str("ublk"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
             Listen::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Listen::VfioUserDevice(path) => write!(f, "vfio-user-device:{}", path.display()),
         }
     }
 }
@@ -115,7 +122,7 @@ impl Serialize for Listen {
 impl<'de> Deserialize<'de> for Listen {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Listen, D::Error> {
         let expecting = "\"unix:PATH\", \"tcp:ADDRESS:PORT\", \"vhost-user:DIRECTORY\", \
-             \"vfio-user:DIRECTORY\" or \"ublk\"";
+             \"vfio-user:DIRECTORY\", \"vfio-user-device:DIRECTORY\" or \"ublk\"";
         let text = TextOrNumber { expecting, parse: str::parse };
         deserializer.deserialize_str(text)
     }
@@ -129,6 +136,7 @@ impl From<Listen> for fairq_host::server::Listen {
             Listen::Ublk => fairq_host::server::Listen::Ublk,
             Listen::VhostUser(path) => fairq_host::server::Listen::VhostUser(path),
             Listen::VfioUser(path) => fairq_host::server::Listen::VfioUser(path),
+            Listen::VfioUserDevice(path) => fairq_host::server::Listen::VfioUserDevice(path),
         }
     }
 }
@@ -144,15 +152,21 @@ impl TryFrom<fairq_host::server::Listen> for Listen {
             fairq_host::server::Listen::Ublk => Ok(Listen::Ublk),
             fairq_host::server::Listen::VhostUser(path) => Ok(Listen::VhostUser(path)),
             fairq_host::server::Listen::VfioUser(path) => Ok(Listen::VfioUser(path)),
+            fairq_host::server::Listen::VfioUserDevice(path) => Ok(Listen::VfioUserDevice(path)),
             fairq_host::server::Listen::Inherited | fairq_host::server::Listen::Stdio => Err(()),
         }
     }
 }
 
 impl Listen {
+    /// Whether one controller has the whole device here.
+    pub fn is_whole_device(&self) -> bool {
+        matches!(self, Listen::VfioUserDevice(_))
+    }
+
     /// Whether NBD clients connect here.
     pub fn is_nbd(&self) -> bool {
-        !matches!(self, Listen::VhostUser(_) | Listen::VfioUser(_) | Listen::Ublk)
+        matches!(self, Listen::Unix(_) | Listen::Tcp(_))
     }
 
     /// The NBD URI of a tenant's export here, or the tenant's socket for guests, or the link to its
@@ -167,6 +181,9 @@ impl Listen {
             }
             Listen::VfioUser(directory) => {
                 format!("vfio-user:{}", controller_socket(directory, name).display())
+            }
+            Listen::VfioUserDevice(directory) => {
+                format!("vfio-user:{}", directory.join("cntrl").display())
             }
             Listen::Unix(path) => format!("nbd{s}+unix:///{export}?socket={}", escape(path)),
             Listen::Tcp(address) => {
@@ -271,7 +288,8 @@ mod tests {
     fn addresses_are_read_and_written_alike() {
         let (guests, controllers) = ("vhost-user:/run/fairq/guests", "vfio-user:/run/fairq/nvme");
         let addresses = ["unix:/run/fairq.sock", "tcp:127.0.0.1:10810", "tcp:[::1]:10809"];
-        for text in addresses.into_iter().chain([guests, controllers]) {
+        let device = "vfio-user-device:/run/ssd";
+        for text in addresses.into_iter().chain([guests, controllers, device]) {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
         for (text, meaning) in [
@@ -288,7 +306,7 @@ mod tests {
     fn refusals_say_what_is_allowed() {
         let refusal = |text: &str| text.parse::<Listen>().unwrap_err();
         let neither = "is none of unix:PATH, tcp:ADDRESS:PORT, vhost-user:DIRECTORY, \
-                       vfio-user:DIRECTORY and ublk";
+                       vfio-user:DIRECTORY, vfio-user-device:DIRECTORY and ublk";
         assert_eq!(refusal("here"), format!("`here` {neither}"));
         assert_eq!(refusal("/run/x"), format!("`/run/x` {neither}: write unix:/run/x"));
         assert_eq!(
@@ -298,6 +316,7 @@ mod tests {
         assert_eq!(refusal("unix:"), "`unix:` needs a path, as in unix:/run/fairq.sock");
         assert!(refusal("vhost-user:").starts_with("`vhost-user:` needs a directory"));
         assert!(refusal("vfio-user:").starts_with("`vfio-user:` needs a directory"));
+        assert!(refusal("vfio-user-device:").starts_with("`vfio-user-device:` needs a directory"));
         assert_eq!(
             refusal("tcp:example:99999"),
             "`example:99999` is not an address: write tcp:127.0.0.1:10809, tcp:[::]:10809 or \
@@ -318,6 +337,7 @@ mod tests {
         assert_eq!(uri("tcp:0.0.0.0"), "nbd://127.0.0.1/gold");
         assert_eq!(uri("vhost-user:/run/vms"), "vhost-user:/run/vms/gold.sock");
         assert_eq!(uri("vfio-user:/run/vms"), "vfio-user:/run/vms/gold/cntrl");
+        assert_eq!(uri("vfio-user-device:/run/ssd"), "vfio-user:/run/ssd/cntrl");
         let tcp: Listen = "tcp:10.0.0.1".parse().unwrap();
         assert_eq!(tcp.uri("größe", false), "nbd://10.0.0.1/gr%C3%B6%C3%9Fe");
         assert_eq!(uri("tcp:10.0.0.1:99"), "nbd://10.0.0.1:99/gold");

@@ -25,9 +25,9 @@ impl fmt::Display for Origin {
 }
 
 /// Checks a name. Names are UTF-8, as in NBD, and appear in command lines, URIs and terminals: of
-/// ASCII they may have letters, digits and three signs, and beyond it no invisible characters
-/// (control characters, spaces, marks of writing direction). Two names are equal if their bytes
-/// are.
+/// the ASCII characters only letters, digits, `.`, `_` and `-` are allowed, of all others every
+/// visible one (not control characters, spaces or marks of writing direction). Two names are equal
+/// if their bytes are.
 pub fn check_name(name: &str) -> Result<(), String> {
     let unseen = |c: char| {
         // Soft hyphen, Arabic letter mark, Mongolian vowel separator, byte order mark: all are

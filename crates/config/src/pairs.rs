@@ -127,7 +127,7 @@ impl<'de> MapAccess<'de> for Pairs {
         &mut self,
         seed: V,
     ) -> Result<V::Value, ValueError> {
-        let pair = self.current.take().expect("a value is asked for after its key");
+        let pair = self.current.take().expect("serde reads a value after its key");
         let value = Value(pair.value.as_deref());
         seed.deserialize(value).map_err(|error| {
             de::Error::custom(format_args!("{}: {}", pair.key, explain(&error.to_string())))

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// When the shards poll the rings of guests that have nothing to do instead of sleeping.
+/// The times at which shards without work poll the rings of guests instead of sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Poll {
-    /// As long as that pays.
+    /// For a short time, if requests usually arrive within it.
     #[default]
     Auto,
     /// Always.

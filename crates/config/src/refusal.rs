@@ -17,7 +17,7 @@ impl Refusal {
         Refusal { text: text.into(), is_temporary: false }
     }
 
-    /// A refusal while work goes on: a repeated call gets its result.
+    /// A refusal while work is not finished: a repeated call gets the result.
     pub fn temporary(text: impl Into<String>) -> Refusal {
         Refusal { text: text.into(), is_temporary: true }
     }

@@ -35,6 +35,7 @@ use crate::weight::Cgroups;
 use crate::{keys, weight};
 
 mod cpus;
+mod whole_device;
 
 pub use cpus::CpuList;
 
@@ -46,8 +47,6 @@ const MEMORY_MIN: u64 = fairq_host::nbd::serve::conn::Limits::MIN_MEMORY as u64;
 const TENANTS_MAX: usize = 10_000;
 /// The most tenants that a refusal names.
 const NAMED_MAX: usize = 20;
-/// The default tenants, with their weights.
-const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 
 /// Whether clients must use TLS.
 #[derive(
@@ -57,9 +56,9 @@ const DEMO_TENANTS: [&str; 2] = ["gold,weight=300", "silver,weight=100"];
 pub enum TlsMode {
     /// No TLS.
     Off,
-    /// Clients may.
+    /// Clients may use TLS.
     Optional,
-    /// Clients must.
+    /// Clients must use TLS.
     Required,
 }
 
@@ -232,7 +231,7 @@ pub fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1)
 }
 
-/// The given value, or both values combined.
+/// The value that is set, or both values combined by `together`.
 fn both<T>(under: Option<T>, over: Option<T>, together: impl FnOnce(T, T) -> T) -> Option<T> {
     match (under, over) {
         (Some(under), Some(over)) => Some(together(under, over)),
@@ -453,6 +452,7 @@ impl Settings {
         directory.learn(users.map(String::as_str), groups_named.map(String::as_str));
         group::mark_ambiguous(&mut groups, &directory);
         let tenants = self.complete_tenants(&cgroup_root, &groups, &directory)?;
+        self.check_whole_device(tenants.len())?;
         let all_have_files = tenants.iter().all(|tenant| tenant.path.is_some());
         // Without a device the demo's is used, unless all tenants have files of their own.
         let implied = if all_have_files { Kind::File } else { Kind::Paced };
@@ -464,7 +464,7 @@ impl Settings {
         Ok(Plan {
             default: self.complete_default(&tenants)?,
             device,
-            policy: self.policy.clone().unwrap_or_default().complete()?,
+            policy: self.policy_table().complete()?,
             tenants,
             groups,
             source: self.source(surroundings)?,
@@ -537,16 +537,13 @@ impl Settings {
         let mut tables: Vec<TenantTable> =
             self.tenant.iter().map(|tenant| tenant.get_ref().clone()).collect();
         if tables.is_empty() {
-            if self.is_of_a_file() {
-                return Err(Refusal::new(
-                    "no tenants: say who shares the device, as in --tenant db=10G,weight=300 \
-                     --tenant web,weight=100",
-                ));
-            }
-            tables = DEMO_TENANTS
-                .iter()
-                .map(|text| text.parse().expect("the demo tenants are well formed"))
-                .collect();
+            tables = self.implied_tenants();
+        }
+        if tables.is_empty() {
+            return Err(Refusal::new(
+                "no tenants: name the tenants that share the device, as in --tenant \
+                 db=10G,weight=300 --tenant web,weight=100",
+            ));
         }
         if tables.len() > TENANTS_MAX {
             return Err(Refusal::new(format!(
@@ -577,11 +574,9 @@ impl Settings {
 
     /// The settings with the default tenants if none is named.
     pub fn with_tenants(mut self) -> Settings {
-        // The default tenants would write to a file: `plan` refuses a file without tenants.
-        if self.tenant.is_empty() && !self.is_of_a_file() {
-            let parse = |text: &&str| text.parse().expect("the demo tenants are well formed");
-            self.tenant =
-                DEMO_TENANTS.iter().map(parse).map(|tenant| Spanned::new(0..0, tenant)).collect();
+        if self.tenant.is_empty() {
+            let tenants = self.implied_tenants().into_iter();
+            self.tenant = tenants.map(|tenant| Spanned::new(0..0, tenant)).collect();
         }
         self
     }

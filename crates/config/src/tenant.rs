@@ -103,7 +103,8 @@ pub struct Tenant {
     pub path: Option<PathBuf>,
     /// Whether its file is made if it is missing.
     pub create: bool,
-    /// The store of its file; that of its device if `None`.
+    /// The name of the store of its file. `None` is the store of the block device that holds the
+    /// file.
     pub store: Option<String>,
     /// Whether its range keeps the data: it is then not zeroed when the tenant is added to a
     /// running server.
@@ -235,8 +236,8 @@ impl TenantTable {
         Ok(())
     }
 
-    /// The settings that a running server takes from this table; others may differ, because users
-    /// are not resolved. `cgroups` is the root of cgroups.
+    /// The settings that a running server takes from this table. The users in it are not resolved,
+    /// so the settings that depend on users are missing. `cgroups` is the root of cgroups.
     pub fn settings(&self, cgroups: &Path, groups: &[Group]) -> Result<TenantSettings, Refusal> {
         let mut table = TenantTable { uid: None, user: None, unix_group: None, ..self.clone() };
         let group = self.group_of(groups).map_err(Refusal::new)?;
@@ -257,8 +258,8 @@ impl TenantTable {
         self.user.is_some() || self.group.is_some() || self.unix_group.is_some()
     }
 
-    /// The groups of users that its keys name: those of `unix-group`, and those of `group`, which
-    /// this release accepts.
+    /// The groups of users that its keys name: the names in `unix-group`, and the names in `group`
+    /// that are groups of users, which this release still accepts.
     fn unix_groups(&self, groups: &[Group]) -> Result<Option<List<String>>, String> {
         let (_, old) = group::split(self.group.as_ref(), groups)?;
         let lists = [self.unix_group.as_ref(), old.as_ref()].into_iter().flatten();
@@ -330,7 +331,7 @@ impl TenantTable {
             return refuse("store needs a name: store=fast, say".into());
         }
         if let Some(0) = self.connections {
-            return refuse("connections: 0 let nobody in: write 1 or more".into());
+            return refuse("connections: 0 would let no client connect: write 1 or more".into());
         }
         for (key, path) in [("vhost-user", &self.vhost_user), ("vfio-user", &self.vfio_user)] {
             if let Some(Err(text)) = path.as_deref().map(listen::check_path) {
@@ -398,8 +399,8 @@ impl TenantTable {
 ///
 /// Tenants with an offset are placed first; then tenants with a size, each in the first gap that it
 /// fits into. Tenants with neither share the largest remaining gap in equal parts, and the last of
-/// them also gets the rest of the division, because the end of a disk's image is a part of it.
-/// Ranges are whole sectors, which most clients' kernels can address.
+/// them also gets the rest of the division, because a disk's image may use its last bytes, for the
+/// copy of the partition table. Ranges are whole sectors, which most clients' kernels can address.
 pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Vec<Range>, Refusal> {
     let mut places: Vec<Option<Range>> = vec![None; tenants.len()];
     // The shared file is number 0: the tenants' own files follow it.
@@ -414,7 +415,7 @@ pub fn layout(tenants: &[Tenant], shared: Option<u64>, own: &[u64]) -> Result<Ve
         }
     }
     let device = shared.unwrap_or(0);
-    // By their first bytes, so that only neighbours can overlap.
+    // The ranges in the order of their first bytes, so that only neighbours can overlap.
     let mut taken: BTreeMap<u64, (u64, &str)> = BTreeMap::new();
     for (tenant, place) in tenants.iter().zip(&mut places) {
         let (Some(offset), Some(size)) = (tenant.offset, tenant.size) else { continue };

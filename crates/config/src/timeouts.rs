@@ -40,8 +40,8 @@ pub struct TimeoutsTable {
 pub struct Timeouts {
     /// Limit of a client's whole handshake.
     pub handshake: Duration,
-    /// Limit of the wait for requests of removed tenants on the range or file of a new one, and for
-    /// file systems in a reload by SIGHUP.
+    /// Limit of two waits: that of a new tenant for requests of removed tenants on its range or
+    /// file, and that of a reload by SIGHUP for file systems.
     pub range: Duration,
     /// All other limits.
     pub server: server::Timeouts,

@@ -31,7 +31,7 @@ macro_rules! quantity {
             }
         }
 
-        /// In the form in which it is read.
+        /// Writes the value as its parser reads it.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&$exact(self.0))

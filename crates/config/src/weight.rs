@@ -1,9 +1,10 @@
 //! A tenant's weight: a number, or the weight of a cgroup; and a group's, with its caps.
 //!
-//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: a server that does a client's
-//! input and output gives it the weight of the client's own cgroup. The file is read at the start
-//! and then once a second, because the kernel does not notify of every change; if it cannot be
-//! read, the last weight stays. A group's key `cgroup` follows both `io.weight` and `io.max`.
+//! `weight = "cgroup:/tenants/db"` follows the cgroup's `io.weight`: so a server that performs a
+//! client's I/O can serve the tenant with the weight of the client's own cgroup. The file is read
+//! at the start and then once a second, because the kernel does not notify of every change; if it
+//! cannot be read, the last weight stays. A group's key `cgroup` follows both `io.weight` and
+//! `io.max`.
 //!
 //! The control thread reads the file, and a name may come from the control socket, so a name must
 //! not make that thread read any other file: the kernel resolves it below the root of the cgroups,
@@ -150,8 +151,8 @@ impl Cgroups {
         let name = below(&self.root, path).join("io.max");
         let place = self.root.join(&name);
         let refuse = |error: io::Error| format!("cgroup: {}: {error}", place.display());
-        // The root has no `io.max`, and neither has a cgroup whose parent hands on no I/O: they
-        // have no caps.
+        // The root has no `io.max`, and neither has a cgroup whose parent does not enable the io
+        // controller for it. They have no caps.
         let text = match open_below(&self.root, &name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(IoMax::default()),
             file => file.and_then(|file| read_at_most(file, IO_MAX_MAX)).map_err(refuse)?,
@@ -199,7 +200,7 @@ fn parse_io_max(limits: &str) -> Option<Written> {
     for pair in limits.split_whitespace() {
         let (key, value) = pair.split_once('=')?;
         let value: Option<u64> = if value == "max" { None } else { Some(value.parse().ok()?) };
-        // A limit beyond the largest cap counts as no limit.
+        // A limit above half of the largest cap counts as no limit, and a limit of 0 as 1.
         let value = value.filter(|value| *value <= Cap::MOST / 2).map(|value| value.max(1));
         match key {
             "rbps" => said.bandwidth[1] = value.map(Bandwidth),

@@ -13,8 +13,8 @@
 //! | [`kyber_fair::KyberFair`] | shares by tokens handed out once a period | Son, Oh and Ahn, JSTS 2020 |
 //! | [`sfqd::Sfqd`] | start-time fair queueing, D at a time, one lock | Goyal 1996, Jin 2004 |
 //!
-//! The classic disk schedulers and NASS are in `fairq-classic`, which is made of the modules hidden
-//! here; these are no part of the interface.
+//! The classic disk schedulers and NASS are in `fairq-classic`, which uses modules of this crate
+//! that are hidden from its documentation; the hidden modules are no part of the interface.
 //!
 //! The crate is `no_std` (with `alloc`), has no clock, no I/O, no `unsafe` and no floating point,
 //! and allocates only while a policy is being built: the same objects run in production, in

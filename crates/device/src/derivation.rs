@@ -1,15 +1,16 @@
 //! Derives a profile from measurements of a device from outside.
 //!
 //! **Problem.** A probe measures latencies, rates and bandwidths, not dies and channels. Many
-//! internal structures give the same figures. **Model.** The simplest structure with these figures:
-//! each figure sets one value, and where two values share a figure, a search decides.
+//! internal structures give the same figures. **Model.** The simplest structure with these figures
+//! is chosen: each figure sets one value, and where a figure depends on two values, a search finds
+//! both.
 //!
 //! | figure | sets |
 //! |---|---|
 //! | most random reads a second | the controller's turn (the dies may be the limit instead) |
 //! | sequential bandwidth | the link |
 //! | latency at depth 1 | without turn and link, the sum of the die's time and the fixed time |
-//! | rates between | the parts of that sum, and the number of dies: more if rates follow depth |
+//! | rates at other depths | both times of that sum; more dies if rates grow with depth |
 //!
 //! Writes likewise, without dies: a program is assumed to take no time, so that turn and link set
 //! the pace. **Assumed, because it cannot be derived**: pages, channels, the buffer's size, the
@@ -32,7 +33,7 @@ pub struct Derivation {
     /// Its size in bytes.
     pub capacity: u64,
     /// The measurements: 4 KiB random reads, with the latency at depth 1 and rates at larger
-    /// depths, and sequential reads; the same of writes, or no writes.
+    /// depths, and sequential reads; also the same measurements of writes, or none of writes.
     pub points: Vec<Point>,
 }
 
@@ -178,7 +179,7 @@ fn plain(from: &Derivation, reads: &Direction, writes: &Direction) -> Profile {
 fn error(profile: &Profile, points: &[Point]) -> f64 {
     let reads =
         points.iter().filter(|point| matches!(point.load, Load::RandomRead | Load::SequentialRead));
-    // By logarithms, so that half and twice a figure have the same error.
+    // The error is the logarithm of the ratio, so that half and twice a figure have the same error.
     reads.map(|point| (1.0 + predict(profile, point).against(point).1).ln().powi(2)).sum()
 }
 
@@ -189,7 +190,7 @@ fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
     let of_writes =
         |measured| if wrote { measured } else { "as for reads: writes were not measured" };
     let comment = |section: &str, key: &str| match (section, key) {
-        ("[host]", "window") => "the smallest measured depth that gives nearly the most",
+        ("[host]", "window") => "the smallest measured depth that gives nearly the highest rate",
         ("[host]", "capacity-gb") => "measured",
         ("[host]", _) => "assumed",
         ("[controller]", "read-us") => "derived from the most random reads a second",
@@ -198,20 +199,19 @@ fn write(profile: &Profile, wrote: bool) -> Result<String, ProfileError> {
         }
         ("[controller]", "write-us") => of_writes("derived from the most random writes a second"),
         ("[controller]", "write-fixed-us") => of_writes("derived from the latency of a write"),
-        ("[controller]", _) => "assumed: cannot be told from outside",
+        ("[controller]", _) => "assumed: cannot be measured from outside",
         ("[link]", "read-mb-s") => "derived from sequential reads",
         ("[link]", _) => of_writes("derived from sequential writes"),
-        ("[media]", "program-us") => "nothing: turn and link set the pace of writes",
-        ("[media]" | "[buffer]", _) => "assumed: cannot be told from outside",
+        ("[media]", "program-us") => "assumed 0: turn and link set the pace of writes",
+        ("[media]" | "[buffer]", _) => "assumed: cannot be measured from outside",
         _ => "",
     };
     let mut section = String::new();
-    let mut lines =
-        vec![
-        "# Derived by `fairq device probe` from the points below: the simplest inside that gives \
-         them.".to_owned(),
-        "# Not derived: what clearing old data costs ([garbage]); every state is the one that was \
-         measured.".to_owned(),
+    let mut lines = vec![
+        "# Derived by `fairq device probe` from the points below: the simplest internal structure \
+         with these figures.".to_owned(),
+        "# Not derived: the cost of clearing old data ([garbage]). The profile has one state, that \
+         of the measurement.".to_owned(),
     ];
     for line in text.lines() {
         if line.starts_with('[') {

@@ -1,13 +1,14 @@
 //! A disk: one arm over rotating platters.
 //!
-//! **Problem.** Claims about queues in solid-state drives are said not to hold on disks, which only
-//! a disk can show. **Model.** A command consists of positioning and transfer, and the disk does
-//! one at a time. *Seek:* no time within a cylinder, and from the time for one track up to the full
-//! stroke, growing with the root of the distance and the distance itself, in the proportion that
-//! gives the stated average over random places. *Rotation:* the platter turns by the clock, and a
-//! place passes the head once a turn. *Transfer:* a track a turn. *Queue:* the disk takes the
-//! queued command that it can reach first (native command queueing); a command that continues where
-//! the last one ended is reached at once, because the disk reads ahead.
+//! **Problem.** Claims about queues in solid-state drives are said not to hold on disks. Only a
+//! model of a disk can test this. **Model.** A command consists of positioning and transfer, and
+//! the disk does one at a time. *Seek:* a seek within a cylinder takes no time. Other seeks take
+//! from the time for one track up to that for the full stroke; it grows with the root of the
+//! distance and with the distance itself, in the proportion that gives the stated average over
+//! random places. *Rotation:* the platter turns by the clock, and each place passes the head once
+//! in each turn. *Transfer:* one track in each turn. *Queue:* the disk takes the queued command
+//! that it can reach first (native command queueing); a command that continues where the last one
+//! ended is reached at once, because the disk reads ahead.
 //!
 //! **Left out.** Zones (all tracks have the same length), skew, a cache for writes, which are
 //! queued like reads, and any limit on a command's wait.
@@ -61,7 +62,8 @@ impl DiskProfile {
         // `Disk::new` divides by the additional time of the full stroke. NaN is not sorted either.
         if !seeks.is_sorted() || seeks[1] == seeks[3] {
             return Err(ProfileError::Contradiction(
-                "a longer seek takes longer: track-seek-ms < average-seek-ms < full-stroke-ms"
+                "a seek over a longer distance takes longer: track-seek-ms < average-seek-ms < \
+                 full-stroke-ms"
                     .to_owned(),
             ));
         }

@@ -83,7 +83,7 @@ impl<P: Platform> Gate<P> {
         Some(self.0.swap(INSIDE, Ordering::AcqRel) & Self::BITS)
     }
 
-    /// Leaves with these bits and those that were rung meanwhile set, for another poller to take.
+    /// Leaves. These bits, and all bits that were rung meanwhile, stay set for another poller.
     pub fn hand_over(&self, bits: u64) {
         let mut word = self.0.load(Ordering::Relaxed);
         while let Err(seen) = self.0.compare_exchange(
@@ -171,8 +171,9 @@ mod models {
         visits: AtomicU64,
     }
 
-    /// Rings `times` times and polls, as a shard does; only with `looks` it leaves correctly.
-    /// Returns the number of visits inside.
+    /// Rings `times` times and polls, as a shard does. With `looks` it leaves by [`Gate::leave`];
+    /// without, it clears the word, which loses bits that were set meanwhile. Returns the number of
+    /// visits inside.
     fn poll(shared: &Shared, who: usize, times: u64, looks: bool) -> u64 {
         let mut visits = 0;
         for ring in 1..=times {
@@ -215,7 +216,7 @@ mod models {
             assert_eq!(
                 (shared.gate.rung(), seen),
                 (0, [2, 1]),
-                "somebody's bell was never looked at"
+                "a doorbell was not read after its last ring"
             );
             let counted = shared.visits.load(Ordering::Relaxed);
             assert_eq!(
@@ -231,7 +232,7 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "never looked at")]
+    #[should_panic(expected = "not read after its last ring")]
     fn without_a_look_when_leaving_one_is() {
         model(false);
     }

@@ -3,12 +3,12 @@
 //!
 //! **Problem.** Arbitration decides the order of fetches and never reorders fetched commands. It
 //! therefore matters only while commands wait in the submission queues: a controller that fetches
-//! without limit empties them at once, and then weights have no effect (D2FQ's weights have one
-//! because a real controller is finite). **Model.** W slots for the whole device, not per queue. A
-//! fetch takes a slot, a completion releases it, and nothing is fetched without a free slot.
-//! **Parameter.** W: as large as the store needs to be busy and no larger. In a closed loop a class
-//! holds at most as many slots as it has commands outstanding, N; where N_high is below W, shares
-//! end near N_high : (W - N_high), whatever the weights.
+//! without limit empties them at once, and then weights have no effect. (D2FQ's weights have an
+//! effect because a real controller fetches a limited number.) **Model.** W slots for the whole
+//! device, not per queue. A fetch takes a slot, a completion releases it, and nothing is fetched
+//! without a free slot. **Parameter.** W: as large as the store needs to be busy and no larger. In
+//! a closed loop a class holds at most as many slots as it has commands outstanding, N; where
+//! N_high is below W, shares end near N_high : (W - N_high), whatever the weights.
 
 /// At most W commands fetched and not completed.
 #[derive(Clone, Debug)]

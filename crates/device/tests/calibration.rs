@@ -45,7 +45,7 @@ fn profiles_keep_to_their_points() {
     for (name, _) in BUILT_IN {
         let profile = Profile::named(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(profile.name, name);
-        assert!(profile.points.len() >= 4, "{name} is known by more");
+        assert!(profile.points.len() >= 4, "{name} has too few points");
         all_hold(profile.points.iter().map(|point| (&profile, point)));
     }
 }

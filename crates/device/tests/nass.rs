@@ -151,8 +151,8 @@ fn run<S: SerialPolicy>(built: (Serial<S>, Vec<SerialPort<S>>), tenants: &[Tenan
     run_with_stalls(built, tenants, 0)
 }
 
-/// The same, with a stall of the host of this length three times a second, as on a machine whose
-/// CPUs are taken away.
+/// Like [`run`], with a stall of the host of this length three times a second, as on a machine
+/// whose CPUs other programs use at times.
 fn run_with_stalls<S: SerialPolicy>(
     (policy, mut ports): (Serial<S>, Vec<SerialPort<S>>),
     tenants: &[Tenant],
@@ -298,8 +298,9 @@ fn before_and_after(pair: [Tenant; 2]) -> Vec<(Base, Measured, Measured)> {
 
 /// Test 5: with NASS the schedulers that share time or bytes become fairer, as in the paper, and in
 /// its order (by 4, 11 and 57 % for CFQ, FlashFQ and BFQ). Utilization does not change, except for
-/// CFQ, which alone has eight places in use. FIOPS shares requests, of which NASS, which evens out
-/// channels, allows 17 small ones for each large one: there it is unfair by the paper's measure.
+/// CFQ, which has only eight places in use when it runs without NASS. FIOPS shares requests. NASS
+/// equalizes channels and therefore allows 17 small requests for each large one, so with NASS it is
+/// unfair by the paper's measure.
 #[test]
 fn small_requests_beside_large_ones() {
     let rows = before_and_after(N9);
@@ -402,9 +403,10 @@ impl SerialPolicy for Fixed {
 
 /// The reason why FIOPS is less even with NASS than without, contrary to the paper. If two flows
 /// are served equal numbers of requests, the flow whose requests take longer has more of them on
-/// the device, and large ones occupy 17 channels each: so at any limit of the large flow that
-/// leaves requests even, that flow is aggressive whenever it sends (Eq. 4 and 5), and lines 25 to
-/// 27 halve the limit. Half of the queue, which line 5 gives it, is already too little.
+/// the device, and a large request occupies 17 channels. A limit of the large flow under which both
+/// flows are served equal numbers is therefore so high that the flow counts as aggressive whenever
+/// it sends (Eq. 4 and 5), and lines 25 to 27 halve the limit. Half of the queue, which line 5
+/// gives it, is already too little.
 #[test]
 fn no_limit_that_lasts_leaves_fiops_even() {
     for limit in [1, 2, 3, 4, 8, 16, 31] {
@@ -452,9 +454,9 @@ fn small_requests_beside_large_ones_after_stalls() {
 
 /// Test 7: a tenant at depth 2 beside one at depth 32. Where anticipation reduces the device's
 /// utilization, NASS raises it, most for CFQ. FIOPS, which never waits, and BFQ, which does not
-/// wait while weights are even, become fairer at about the same utilization, with FIOPS slightly
-/// less. With FlashFQ alone the shallow tenant has nearly its throughput alone, at the other's
-/// expense; with NASS it has less.
+/// wait while weights are even, become fairer at about the same utilization; that of FIOPS falls
+/// slightly. With FlashFQ and no NASS the shallow tenant has nearly the throughput that it has when
+/// it runs alone, at the other's expense; with NASS it has less.
 #[test]
 fn depth_2_beside_depth_32() {
     let rows = before_and_after(N10);
@@ -476,8 +478,8 @@ fn depth_2_beside_depth_32() {
         assert!(after.fairness > 1.25 * before.fairness, "{before:?}, with NASS {after:?}");
     }
     // FV of FlashFQ does not fall as in the paper: two tenants that pay the same for equal requests
-    // are served equal numbers of them, so the fractions that they keep are inverse to their rates
-    // alone.
+    // are served equal numbers of them, so the fraction that each keeps is inverse to the rate that
+    // it has when it runs alone.
     let ratio = Base::FlashFq.run(&[SMALL])[0] / Base::FlashFq.run(&[SHALLOW])[0];
     let even_requests = (1.0 + ratio).powi(2) / (2.0 * (1.0 + ratio * ratio));
     let (_, before, after) = rows[2];

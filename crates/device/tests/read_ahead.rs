@@ -195,7 +195,8 @@ fn streams_up_to_those_it_tells_apart() {
     assert!(mean(&with, 8) < 1.02 * mean(&without, 8));
 }
 
-/// While dies are busy with reads of the host, a drive does not read ahead, so these are as fast.
+/// While dies are busy with reads of the host, a drive does not read ahead, so these reads take the
+/// same time as without reading ahead.
 #[test]
 fn reads_of_the_host_go_first() {
     for (without, with) in pairs() {

@@ -226,8 +226,7 @@ proptest! {
             prop_assert!(took_ns >= least_ns, "{arrival:?} took {took_ns} ns, less than \
              {least_ns}");
         }
-        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "it depends on who \
-         looks when");
+        prop_assert_eq!(&exact, &replay(&profile, state, &arrivals, every_ns), "polls change it");
     }
 }
 
@@ -374,7 +373,7 @@ fn a_held_die_does_not_keep_its_channel_from_others_before_it_needs_it() {
     near(at("8\nheld-through-transfer = true"), at("8"), 0.02);
 }
 
-/// A flush waits for the media where nothing protects the buffer, and only there.
+/// A flush waits for the media if and only if nothing protects the buffer.
 #[test]
 fn a_flush_waits_for_the_media_unless_the_buffer_is_safe() {
     for (name, waits) in
@@ -402,7 +401,7 @@ fn a_flush_does_not_wait_for_later_writes() {
     let mut ssd = ssd(&profile);
     (0..100).for_each(|id| ssd.start(0, id, Op::Write, u64::from(id) << 20, 65536));
     ssd.start(1, 1000, Op::Flush, 0, 0);
-    // 6.5 MB at 5 GB/s; the writes go on for a second.
+    // The flush waits for 6.5 MB at 5 GB/s, while the writes last for a second.
     let (mut flushed_ns, mut later) = (0, 0u64);
     while later < 20_000 {
         let now_ns = ssd.next_ns().expect("there is more");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fairq_core::{Class, Op, PortId, PortSet, Tag};
 use fairq_device::{Profile, State};
 use fairq_host::device::null::NullDevice;
-use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoft, NvmeSoftSpec, Poller};
+use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoft, NvmeSoftSpec, Poller, Timing};
 use fairq_host::device::{Command, Completion, Device, Place, Queue};
 use fairq_host::io::clock::Clock;
 use fairq_host::io::memory::{Buffer, Region};
@@ -48,7 +48,7 @@ fn main() {
         println!("  {name:<25} {:7.2}", rate / 1e6);
     }
     let profile = Profile::named("z-ssd").expect("it is built in");
-    let timing = Some((profile, State::Fresh));
+    let timing = Some(Timing { profile, state: State::Fresh, slowdown: 1 });
     for submitters in [1, 2] {
         let spec = NvmeSoftSpec {
             timing: timing.clone(),

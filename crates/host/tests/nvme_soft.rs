@@ -11,7 +11,7 @@ use fairq_device::{Profile, State};
 use fairq_host::device::Device;
 use fairq_host::device::any::{AnyDevice, DeviceSpec};
 use fairq_host::device::file::{Direct, FileSpec};
-use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
+use fairq_host::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller, Timing};
 use fairq_host::io::wakers::Wakers;
 use fairq_host::measure::load::{self, Job, Path, Threads, Times};
 use fairq_host::shard::shared::Common;
@@ -27,7 +27,8 @@ fn ram() -> NvmeSoftSpec {
 }
 
 fn timed(window: u16) -> NvmeSoftSpec {
-    let timing = Some((Profile::named("z-ssd").unwrap(), State::Fresh));
+    let profile = Profile::named("z-ssd").unwrap();
+    let timing = Some(Timing { profile, state: State::Fresh, slowdown: 1 });
     NvmeSoftSpec { timing, window, ..ram() }
 }
 

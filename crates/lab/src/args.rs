@@ -22,39 +22,39 @@ pub struct LabArgs {
 /// A command of the lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// Print every claim, and whether there is an experiment for it yet
+    /// Print every claim, and whether an experiment tests it
     List,
-    /// Run experiments and print what came out
+    /// Run experiments and print the results
     Run(LabRunArgs),
 }
 
 /// `fairq lab run`.
 #[derive(Debug, Args)]
 pub struct LabRunArgs {
-    /// Claims, as in M-5a.1; a part stands for all that begin with it (M-5), `all` for all, `fast`
-    /// for those that take seconds; or scenario files (.toml)
+    /// Claims, such as M-5a.1; a beginning (M-5) stands for all claims that begin with it, `all`
+    /// for all claims, `fast` for those that take seconds; or scenario files (.toml)
     #[arg(value_name = "ID|FILE", required_unless_present = "paper")]
     pub ids: Vec<String>,
     /// All claims of a paper, or the questions beyond them
     #[arg(long, value_name = "NAME", value_parser = ["d2fq", "mqfq", "kyber", "nass", "beyond"], conflicts_with = "ids")]
     pub paper: Option<String>,
-    /// Names the run: another seed, other random numbers [default: 1, or what a scenario file says]
+    /// The seed of the random numbers [default: 1, or that of the scenario file]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Run on N seeds, from --seed on [default: 1]. A claim holds if it does on nine tenths of
-    /// them; its figures are the median, the least and the greatest. Scenario files have means,
-    /// and intervals of 95 %
+    /// them; for each figure the median, the least and the greatest value are printed. Results of
+    /// scenario files are means with intervals of 95 %
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: Option<u16>,
-    /// Run claims also with each constant of the models that is a guess or derived, at both ends of
-    /// what it could be (crates/lab/constants.toml), on the first seed: reports the verdicts that
-    /// depend on it. Takes some thirty times as long
+    /// Also run claims with the least and the greatest plausible value of each constant of the
+    /// models that is guessed or derived (crates/lab/constants.toml), on the first seed, and report
+    /// the verdicts that change. Takes some thirty times as long
     #[arg(long)]
     pub band: bool,
-    /// Run claims that do not hold also with what they may hang on taken away or replaced, and
-    /// those of applications with proxies that are set by one number of their paper
-    /// (crates/lab/ablations.toml), on the first seed: reports the changes that would make claims
-    /// hold, and the predictions of such proxies. Takes up to three times as long
+    /// Also run each claim that does not hold with parts of its rules removed or replaced, and
+    /// claims about applications with proxies calibrated by one number of the paper
+    /// (crates/lab/ablations.toml), on the first seed; report the changes with which claims hold,
+    /// and the predictions of such proxies. Takes up to three times as long
     #[arg(long)]
     pub ablations: bool,
     /// The number of experiments at a time [default: one for each CPU]
@@ -67,8 +67,8 @@ pub struct LabRunArgs {
     /// Print one JSON object instead of a table, or write it to FILE beside the table
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
-    /// Write a report into DIR. Of claims: RESULTS.md, and in results/ a page, figures (SVG) and
-    /// their data (CSV); of scenario files: report.md, figures, results.csv and results.json
+    /// Write a report into DIR. For claims: RESULTS.md, and in results/ a page, figures (SVG) and
+    /// their data (CSV). For scenario files: report.md, figures, results.csv and results.json
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Scenario files: run each tenant alone first, with policy none, to measure its slowdown
@@ -77,7 +77,7 @@ pub struct LabRunArgs {
     /// Scenario files: put each tenant's whole histogram of latencies into the JSON
     #[arg(long)]
     pub histograms: bool,
-    /// Fail unless all that comes out is what the report in DIR says
+    /// Fail if a result differs from the report in DIR
     #[arg(long, value_name = "DIR")]
     pub against: Option<PathBuf>,
 }

@@ -4,7 +4,8 @@ use crate::claims::CONSTANTS;
 use crate::figure::Table;
 use crate::record::{Claim, Record};
 
-/// One row for each end of a constant at which a verdict changes; `None` without `--band`.
+/// A row for each least or greatest value of a constant with which a verdict changes; `None`
+/// without `--band`.
 pub(crate) fn table(record: &Record) -> Option<Table> {
     let touched = |constant: &&str| {
         record.claims.iter().any(|claim| claim.band.iter().any(|one| one.constant == *constant))
@@ -43,7 +44,7 @@ fn is_steady(claim: &Claim) -> bool {
     claim.band.iter().all(|one| one.holds == claim.on_first_seed())
 }
 
-/// The rows of both ends of a constant.
+/// The rows of the least and the greatest value of a constant.
 fn rows_of(record: &Record, constant: &str) -> Vec<Vec<String>> {
     let mut ends: Vec<&str> = Vec::new();
     for one in record.claims.iter().flat_map(|claim| &claim.band) {

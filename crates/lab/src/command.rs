@@ -40,10 +40,10 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--alone", args.alone),
         ("--histograms", args.histograms),
     ];
-    // A flag without effect is refused, because a user would take it to have one.
+    // A flag without effect is refused, because a user would expect an effect.
     if let Some((flag, _)) = of_files.iter().find(|(_, is_given)| *is_given) {
         return Err(Refusal::new(format!(
-            "{flag} is for scenario files: each claim says what it runs"
+            "{flag} is for scenario files: the experiments of claims define what they run"
         ))
         .into());
     }
@@ -64,10 +64,10 @@ fn run_rows(args: &LabRunArgs) -> anyhow::Result<()> {
     let was_stopped = stops.load(Ordering::Relaxed);
     let record = Record::new(extent, asked(args), findings);
     tell(&record, args.json.as_deref(), args.output.as_deref())?;
-    // After the report, so that the results before the interrupt are kept. An incomplete run is
-    // still an error.
+    // Checked after the report is written, so that the results before the interrupt are kept. An
+    // incomplete run is an error in any case.
     if was_stopped {
-        return Err(anyhow::anyhow!("interrupted: what was not begun has no answer"));
+        return Err(anyhow::anyhow!("interrupted: experiments that did not begin have no results"));
     }
     // An interrupted run is not compared: its missing rows would all differ.
     match &args.against {

@@ -32,7 +32,8 @@ pub(crate) struct Line {
     /// Half-widths of the points' intervals; empty if they are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) halves: Vec<f64>,
-    /// Whether the points are the paper's values for the line of this name, or for the figure.
+    /// Whether the points are the paper's values for the measured line of the same name, or for the
+    /// whole figure.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) paper: bool,
 }
@@ -50,7 +51,8 @@ pub(crate) struct Table {
 impl Line {
     /// A measured line, or the paper's values for it.
     pub(crate) fn new(name: String, points: Vec<(f64, f64)>, paper: bool) -> Line {
-        // JSON has neither NaN nor infinity: `null` would not be read back as a number.
+        // JSON has neither NaN nor infinity, and `null` would not be read back as a number, so such
+        // points are dropped.
         let points = points.into_iter().filter(|(x, y)| x.is_finite() && y.is_finite());
         let points = points.map(|(x, y)| (rounded(x), rounded(y))).collect();
         Line { name, points, halves: Vec::new(), paper }
@@ -65,7 +67,8 @@ pub(crate) fn quoted(text: &str) -> String {
     }
 }
 
-/// Seven digits: more than any figure shows, and few enough to be read back exactly as written.
+/// Rounds to seven digits: more than any figure shows, and few enough that reading the text back
+/// gives the same value.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }

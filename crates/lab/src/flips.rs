@@ -1,12 +1,12 @@
-//! Tables of the ablations that make failing rows hold, and of the predictions by proxies that one
-//! number sets.
+//! Tables of the ablations with which failing rows hold, and of the predictions by proxies that one
+//! number calibrates.
 
 use crate::claims::{ABLATIONS, Ablated, EVIDENCE};
 use crate::figure::Table;
 use crate::record::{Claim, Record};
 
-/// For each claim that does not hold on the first seed a row for each ablation, and one for other
-/// evidence; `None` without `--ablations`.
+/// A table with a row for each ablation of each claim that does not hold on the first seed, and a
+/// row for other evidence; `None` without `--ablations`.
 pub(crate) fn table(record: &Record) -> Option<Table> {
     let failed = |claim: &&Claim| record.ablations && claim.on_first_seed() == Some(false);
     let failed: Vec<&Claim> = record.claims.iter().filter(failed).collect();
@@ -35,7 +35,7 @@ pub(crate) fn table(record: &Record) -> Option<Table> {
     })
 }
 
-/// For each proxy that is set by one published number the rows that it has to predict; `None`
+/// A table of the rows that each proxy calibrated by one published number has to predict; `None`
 /// without `--ablations`.
 pub(crate) fn predictions(record: &Record) -> Option<Table> {
     let set = ABLATIONS.iter().filter_map(|one| Some((one, one.number.as_ref()?)));

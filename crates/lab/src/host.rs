@@ -1,6 +1,6 @@
-//! `[host]` of a scenario: a machine whose CPUs take time. It begins as one of the papers'
-//! machines, by default the first of them, and the other keys override its values.
-//! `fairq_sim::host` explains each number, and the source of the papers' machines.
+//! `[host]` of a scenario: a machine whose CPUs take time. Its values are those of one of the
+//! papers' machines (by default the first), unless other keys override them. `fairq_sim::host`
+//! explains each number, and the source of the papers' machines.
 
 use fairq_config::units::{Factor, Nanos};
 use fairq_sim::host::{BlockLayer, Cycles, Ways};
@@ -178,10 +178,7 @@ mod tests {
                 .starts_with("a line takes 200 ns within a socket and 136 ns to another")
         );
         assert!(error("shared = 0.5", 1).starts_with("work takes 50 % of its time"));
-        assert!(
-            error("cycles = { verb = 2000000000 }", 1)
-                .starts_with("no piece of work takes more than")
-        );
+        assert!(error("cycles = { verb = 2000000000 }", 1).starts_with("a number of cycles above"));
         assert!(
             error("cycles = { submit = 0, issue = 0, complete = 0, reap = 0 }", 1)
                 .contains("leave the host out")

@@ -12,7 +12,8 @@ pub(crate) fn each<T: Send>(
     on: impl Fn(usize) -> bool + Sync,
     work: impl Fn(usize) -> T + Sync,
 ) -> Vec<Option<T>> {
-    // Relaxed is enough: the counters order nothing, and the results pass through the lock.
+    // Relaxed is enough, because no other data depend on the counters, and the lock orders access
+    // to the results.
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let found: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
     let thread = || {

@@ -1,4 +1,5 @@
-//! Figures as SVG. Text stays text, so drawing needs no font, and text is legible at any size.
+//! Figures as SVG. Text stays text in the SVG, so drawing needs no font, and the text can be
+//! scaled.
 
 use std::fmt::Display;
 
@@ -15,10 +16,12 @@ use crate::figure::{Figure, Line};
 
 /// Size in pixels, without the legend above the figure.
 const SIZE: (u32, u32) = (720, 380);
-/// Height of a row of the legend, and its start, which is that of the figure's axis; in pixels.
+/// Height of a row of the legend, and the horizontal start of the legend and the figure's axis; in
+/// pixels.
 const ROW: i32 = 20;
 const FIRST: i32 = 74;
-/// Width of an entry beside its text, for its colour and a gap; in pixels.
+/// Width of the colour mark and the gap of an entry of the legend, in addition to its text; in
+/// pixels.
 const BESIDE: i32 = 36;
 /// Approximate width of a letter in pixels; no font is measured.
 const LETTER: f64 = 7.0;
@@ -66,7 +69,7 @@ fn range(values: impl Iterator<Item = f64>, is_log: bool) -> (f64, f64) {
     }
 }
 
-/// An entry of the legend: a measured line's, or the paper's.
+/// An entry of the legend, for a measured line or for the paper's values.
 struct Entry<'a> {
     name: &'a str,
     colour: Option<RGBColor>,
@@ -88,8 +91,8 @@ impl Entry<'_> {
     }
 }
 
-/// The entries of a legend, in as many rows as they need, and the height of all rows. Above the
-/// figure no entry covers a line.
+/// The entries of a legend, in as many rows as they need, and the height of all rows. The legend
+/// stands above the figure, so that it covers no line.
 fn legend(figure: &Figure) -> (Vec<Entry<'_>>, i32) {
     let measured = measured(figure).map(|(line, colour)| (line.name.as_str(), Some(colour)));
     let of_paper = figure.lines.iter().any(|line| line.paper && !line.points.is_empty());
@@ -126,10 +129,10 @@ fn draw(figure: &Figure, area: &Area<'_>) -> Result<(), String> {
     if is_bars {
         (left, right) = (-0.5, figure.groups.len() as f64 - 0.5);
     } else if !figure.x.log {
-        // `range` begins at 0 and leaves space above, which suits heights: along x lines fill the
-        // width.
+        // `range` begins at 0 and leaves space at the top, which suits the vertical axis;
+        // horizontally, lines fill the whole width.
         (left, right) = (points().map(|point| point.0).fold(f64::MAX, f64::min), right / 1.05);
-        // A single point makes a range of no width, which has no scale.
+        // The range of a single point has no width and so no scale; it is widened.
         right = if right > left { right } else { left + 1.0 };
     }
     let mut builder = ChartBuilder::on(area);
@@ -222,7 +225,7 @@ where
             chart.draw_series(LineSeries::new(points, style)).map_err(|error| said(&error))?;
         }
         let whisker = |(&(x, y), half): (&(f64, f64), &f64)| {
-            // An interval may exceed the figure, whose axes fit the means.
+            // An interval is clipped at the border, because the axes fit the means only.
             let (least, most) = ((y - half).max(bottom), (y + half).min(top));
             let x = place(x, index);
             PathElement::new(vec![(x, least), (x, most)], INK.stroke_width(1))
@@ -231,8 +234,8 @@ where
         chart.draw_series(whiskers).map_err(|error| said(&error))?;
     }
     for line in figure.lines.iter().filter(|line| line.paper) {
-        // A mark of the paper is on the bar with which it is compared, or has the colour of that
-        // line.
+        // A mark of the paper stands on the bar, or has the colour of the line, with which it is
+        // compared.
         let of = measured(figure).enumerate().find(|(_, (one, _))| one.name == line.name);
         let colour = of.filter(|_| !is_bars).map_or(INK, |(_, (_, colour))| colour);
         let at = |(x, y)| (of.map_or(x, |(index, _)| place(x, index)), y);

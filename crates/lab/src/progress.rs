@@ -16,7 +16,7 @@ pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
             // The shell's exit status of a program that SIGINT ended: 128 plus the signal's number.
             std::process::exit(130);
         }
-        eprintln!("\nending after the experiments that run now; once more to end at once");
+        eprintln!("\nending after the running experiments; press Ctrl-C again to end at once");
     };
     ctrlc::set_handler(pressed).context("cannot handle Ctrl-C")?;
     Ok(stops)
@@ -24,7 +24,7 @@ pub(crate) fn stops_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
 
 /// A progress bar on standard error, if that is a terminal.
 pub(crate) fn progress_bar() -> ProgressBar {
-    // Before the first experiment is done no pace is known.
+    // Before the first experiment has finished, the speed is unknown, and so is the remaining time.
     let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
         if state.pos() > 0 {
             out.write_fmt(format_args!(", about {:#} left", HumanDuration(state.eta())))

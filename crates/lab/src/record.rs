@@ -1,7 +1,7 @@
 //! The record of results: claims, figures and tables, and the seed that reproduces them.
 //!
-//! `--json` prints the claims alone. The record has everything that a report needs, and everything
-//! with which `--against` compares a later run.
+//! `--json` prints only the claims. The record has all data of a report, and all data that
+//! `--against` compares with a later run.
 
 use std::path::Path;
 
@@ -133,7 +133,8 @@ impl Record {
             }
         }
         if self.seed != other.seed {
-            // Figures and tables are of the first seed.
+            // Figures and tables are those of the first seed, so records with different first seeds
+            // differ.
             found.push(format!("seed {} and {}", self.seed, other.seed));
             return found;
         }
@@ -221,7 +222,7 @@ impl Claim {
             calibration.or(row.uncounted.as_ref().map(|why| format!("not counted: {why}")))
         });
         let mut said: Vec<String> = uncounted.into_iter().collect();
-        // Notes of other seeds, if they differ: a broken law, for instance.
+        // Adds notes of other seeds that differ, such as that of a broken law.
         for note in std::iter::once(&self.note).chain(self.by_seed.iter().map(|on| &on.note)) {
             if !note.is_empty() && !said.contains(note) {
                 said.push(note.clone());

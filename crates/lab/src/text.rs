@@ -103,7 +103,9 @@ pub(crate) fn markdown(record: &Record, command: &str) -> String {
          Made by `{command}`; the same command gives the same bytes. Virtual time, models of the \
          papers' devices, the \
          schedulers that fairq serves with. \
-         [As a page with the figures](results/report.html).\n\n\
+         [As a page with the figures](results/report.html). \
+         Figures 6, 11 and 15 of D2FQ in a stock Linux kernel, with cgroups: \
+         [decision 56](decisions/0056-classes-in-linux.md).\n\n\
          {}.{} By [rules](../crates/lab/claims.toml) of {}, which have each claim in the paper's \
          words, what is measured, and what was changed and why. A claim cannot be decided where the \
          paper does not say what decides it. One that a model was derived from is calibration.\n",

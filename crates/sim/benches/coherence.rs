@@ -1,15 +1,15 @@
 //! Contention between two CPUs, measured on this machine beside the simulator's races
 //! (`fairq_sim::races`): contended words, locks, and policies' verbs.
 //!
-//! The inputs of the model are the times of accesses on one CPU alone and of a line's transfer from
-//! the other, measured as by `core-to-core-latency`, the source of these figures for the papers'
-//! machines; the model predicts the rest. Timings never fail the benchmark: they depend on the
-//! machine.
+//! The inputs of the model are the times of accesses on one CPU alone and the time of a cache
+//! line's transfer from the other CPU, measured in the way of `core-to-core-latency`, the source of
+//! these figures for the papers' machines; the model predicts the rest. Timings never fail the
+//! benchmark: they depend on the machine.
 //!
 //! For more than two CPUs the model is compared with published curves: T. Downs, "A Concurrency
 //! Cost Hierarchy" (2020), whose figures are in `travisdowns/concurrency-hierarchy-bench`
-//! (`results/*/combined.csv`, medians of 15). There the input is the time of two CPUs that add to a
-//! word, and the model predicts the rest.
+//! (`results/*/combined.csv`, medians of 15). For these machines the input is the time in which two
+//! CPUs add to a word, and the model predicts the rest.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -93,7 +93,7 @@ fn least(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(f64::INFINITY, f64::min)
 }
 
-/// The pause between two calls: additions each of which depends on the one before, and the first on
+/// The pause between two calls: a chain of dependent additions, of which the first depends on
 /// `value`. So a processor cannot begin the pause before the call has returned its result.
 #[inline]
 fn rest(iterations: u64, mut value: u64) {
@@ -144,7 +144,7 @@ fn swap_loop<P: Platform>(word: &P::U64) -> u64 {
     old
 }
 
-/// Loads both words first, as where a swap depends on other words too.
+/// Loads both words first, like code whose swap also depends on other words.
 fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
     let mut old = word.0.load(Relaxed);
     loop {
@@ -156,7 +156,7 @@ fn swap_of_two<P: Platform>([word, other]: &[Own<P::U64>; 2]) -> u64 {
     }
 }
 
-/// Lines that a lock guards, each of which is read and written.
+/// The cache lines that a lock guards; a holder of the lock reads and writes each of them.
 struct Guarded<P: Platform, const N: usize>([Own<P::U64>; N]);
 
 impl<P: Platform, const N: usize> Guarded<P, N> {
@@ -339,7 +339,7 @@ impl Here {
         Here { host: machine.host(CPUS), pause_ps }
     }
 
-    /// The same with only the first of the two CPUs.
+    /// The same model with only the first of the two CPUs.
     fn first(&self) -> Here {
         Here { host: self.host.machine.host(1), ..*self }
     }
@@ -355,7 +355,7 @@ impl Here {
         contend(&self.host, &contest, build)
     }
 
-    /// All CPUs do the same with a shared value.
+    /// All CPUs call the same closure on a shared value.
     fn share<S: Send + Sync + 'static>(
         &self,
         takes_ns: f64,
@@ -379,12 +379,12 @@ struct Table {
     off: BTreeMap<u64, Vec<f64>>,
 }
 
-/// The most measurements of a row until the CPUs have not moved during one.
+/// The most measurements of a row; it is measured again if the CPUs moved meanwhile.
 const TRIES: usize = 6;
 
 impl Table {
-    /// The CPUs of a virtual machine can move: a row counts if a line's transfer took the same time
-    /// before and after it, within a fifth.
+    /// The CPUs of a virtual machine can move to other cores: a row counts if a cache line's
+    /// transfer took the same time before and after the measurement, within a fifth.
     fn row(
         &mut self,
         name: &str,
@@ -482,8 +482,8 @@ fn verbs<P: Port, Q: Port + 'static>(
             traced().into_iter().map(|mut one| move || _ = one.turn()).collect()
         })
     };
-    // On one CPU a round takes the model's time and that of computing, so the difference is the
-    // computing.
+    // On one CPU a round takes the time of the model and the time of computing, so the difference
+    // between the measured time and the model's is the time of computing.
     let alone = run(native().into_iter().take(1).collect());
     table.row(
         &format!("{name}: once around"),
@@ -573,7 +573,7 @@ impl Published {
             self.machine, "", "measured", "modelled", "ratio"
         );
         for (name, published, model) in rows {
-            // The time of one CPU beside the word is not part of the contention.
+            // The time that one CPU spends outside of its accesses to the word is not contention.
             let beside_ns = published[0] - model(1, 0.0).each_ns();
             for (&cpus, &measured) in self.cpus.iter().zip(published).skip(1) {
                 let modelled = model(cpus, beside_ns).each_ns();
@@ -602,7 +602,7 @@ fn main() {
     }
     let published = || PUBLISHED.iter().for_each(|machine| off(&machine.table()));
     if std::thread::available_parallelism().map_or(1, usize::from) < CPUS {
-        println!("there is one CPU: only what was published is compared");
+        println!("there is one CPU: only the published values are compared");
         return published();
     }
     let mut table = Table { alone: Alone::new(), off: BTreeMap::new() };

@@ -1,7 +1,7 @@
 //! Simulated requests a second of one core, in real time: closed loops of 4 KiB reads on the Z-SSD.
 //!
-//! `bench/schedulers` has the bars. Timings never fail the benchmark: they depend on the machine
-//! and its other load.
+//! `bench/schedulers` has the bars. No timing makes the benchmark fail, because timings depend on
+//! the machine and its other load.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -44,8 +44,8 @@ fn measure<S: Subject>(criterion: &mut Criterion, name: &str, subject: &S) {
     }
 }
 
-/// MQFQ where CPUs take time and each access to a shared word is traced: the same load on eight
-/// cores, with and without races, and 64 flows on 64 cores.
+/// Measures MQFQ if CPUs take time and each access to a shared word is traced: with the load above
+/// on eight cores, with and without races, and with 64 flows on 64 cores.
 fn measure_costs(criterion: &mut Criterion) {
     let ramdisk = Profile::named("nvmf-ramdisk").expect("it is built in");
     let tenant =

@@ -5,11 +5,11 @@
 //! agenda of its own (its commands are most of all events); of two events at the same time the
 //! device's comes first.
 //!
-//! **Structure.** Where CPUs take time a request is eight events or so, nearly all of them due
-//! within microseconds: a heap's logarithm is then a good part of a run. Events that are due soon
-//! go into a *wheel* of short buckets, each a list in order that seldom has two entries, found by
-//! two levels of bitmaps; later events go into a heap. No event moves from one to the other: the
-//! next event is the earlier of the wheel's first and the heap's first.
+//! **Structure.** If CPUs take time, a request causes some eight events, and nearly all of them are
+//! due within microseconds: the logarithmic cost of a heap would then be a large part of a run.
+//! Events that are due soon go into a *wheel* of short buckets, each a list in order that seldom
+//! has two entries, found by two levels of bitmaps; later events go into a heap. No event moves
+//! from one to the other: the next event is the earlier of the wheel's first and the heap's first.
 //!
 //! ```text
 //!   add ─▶ due within 65 us?  yes ─▶ wheel: 64 x 64 buckets of 16 ns ─┐
@@ -143,11 +143,11 @@ impl<E> Ord for Entry<E> {
 
 /// A bucket is 16 ns.
 const WIDTH_BITS: u32 = 4;
-/// Two levels of 64 bits distinguish this many.
+/// The number of buckets that two levels of 64 bits distinguish.
 const BUCKETS: usize = 64 * 64;
 
-/// The events within one turn from now on. They are less than a turn apart, so a bucket means one
-/// time.
+/// The events within one turn from now on. They are less than a turn apart, so all events of a
+/// bucket are due within the same 16 ns.
 struct Wheel<E> {
     /// Index of the first node of each bucket, plus 1; 0 for none.
     heads: Box<[u32; BUCKETS]>,
@@ -189,8 +189,8 @@ impl<E: Copy> Wheel<E> {
         self.words |= 1 << (bucket / 64);
     }
 
-    /// Adds an event after a node and after the nodes behind it that are not later: of equal times
-    /// the event that is added last is last.
+    /// Adds an event behind a node and behind the following nodes that are not due later, so that
+    /// events of the same time stay in the order in which they were added.
     #[inline(never)]
     fn add_after(&mut self, mut before: u32, at_ns: u64, event: E) {
         loop {
@@ -229,7 +229,7 @@ impl<E: Copy> Wheel<E> {
         let bucket = if here != 0 {
             from + here.trailing_zeros() as usize
         } else {
-            // The words after this one, then around to it again.
+            // Searches the words after this one, and after the last word the first ones.
             let on = self.words.rotate_right(word as u32 + 1).trailing_zeros() as usize;
             let word = (word + 1 + on) % 64;
             word * 64 + self.some[word].trailing_zeros() as usize

@@ -1,27 +1,27 @@
 //! Caches: the lines that each core holds, and the cost of moving a line to another core.
 //!
-//! **Problem.** On many cores schedulers differ less in the amount of computing than in the caches
-//! that hold their words. **Model.** MESI over lines of 64 bytes, a cache per core (hardware
+//! **Problem.** On many cores the cost of a scheduler depends less on its computing than on the
+//! caches that hold its words. **Model.** MESI over lines of 64 bytes, a cache per core (hardware
 //! threads of a core share it), without capacity: a line leaves a cache only when another core
 //! writes it. A line that is not in the cache comes from its holder: another core of the socket, or
-//! the other socket. While a line moves, it is *busy* and other cores that access it wait, so a
-//! contended line is handed from core to core, one transfer each. Readers of an unmodified line do
-//! not wait for each other.
+//! the other socket. While a line moves it is *busy*, and other cores that access it wait. So a
+//! contended line moves from core to core, with one transfer for each access. Readers of an
+//! unmodified line do not wait for each other.
 //!
 //! | access | line in this cache, in the state that the access needs | otherwise |
 //! |---|---|---|
 //! | load | a load | a transfer; the owner keeps a copy |
-//! | plain store | a store | a store: the line moves meanwhile (store buffer); no copies stay |
-//! | read-modify-write, SeqCst store | an atomic operation, after earlier stores | the same, after a transfer; no copies stay |
+//! | plain store | a store | a store; the line moves meanwhile (the store is in the store buffer), and other copies are invalidated |
+//! | read-modify-write, SeqCst store | an atomic operation, after earlier stores | the same, after a transfer; other copies are invalidated |
 //!
-//! **Time** is that of the core that accesses. Unless cores race, cores are simulated one verb at a
-//! time. So the caches may already have recorded a later access of another core: an earlier access
-//! does not wait for it.
+//! **Time** is the time of the core that accesses. Unless cores race, cores are simulated one verb
+//! at a time, so the caches may already have recorded an access of another core at a later time. An
+//! access does not wait for such a later one.
 //!
 //! **Locks** are granted in the order of the acquisitions, each when the holder before it has
-//! released the lock. While others wait they hold copies of the lock's own line, which has to come
-//! back to the holder before the release takes effect (as with Linux's queued spinlocks): one
-//! transfer more. The lines of the guarded value move with the lock; memory that the value points
+//! released the lock. Waiting cores have copies of the lock's own line, which has to move back to
+//! the holder before the release takes effect (as with Linux's queued spinlocks); this costs one
+//! more transfer. The lines of the guarded value move with the lock; memory that the value points
 //! to is not counted. Where cores race, the module `races` grants locks instead.
 
 /// The costs of accesses, in picoseconds.
@@ -64,7 +64,7 @@ struct Line {
     holders: u64,
     /// One core has modified it, and no other core holds it.
     is_changed: bool,
-    /// The time from which and until which it moves or cores wait for it.
+    /// The time from which, and the time until which, the line moves or cores wait for it.
     busy_from_ps: u64,
     busy_until_ps: u64,
 }
@@ -159,7 +159,7 @@ impl Caches {
         self.stored_ps[core]
     }
 
-    /// A core gets a copy of a line beside another that reads it.
+    /// Adds a core to the holders of a line that another core also reads.
     pub(crate) fn share(&mut self, core: usize, line: usize) {
         self.lines[line].holders |= 1 << core;
     }
@@ -174,15 +174,15 @@ impl Caches {
         if far && (farthest || !near) { self.latencies.far_ps } else { self.latencies.near_ps }
     }
 
-    /// A core accesses a line at a time; returns the time at which the access is done.
+    /// A core accesses a line at `now_ps`; returns the time at which the access is done.
     #[inline]
     pub(crate) fn access(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         self.access_here(1 << core, line, access, now_ps)
             .unwrap_or_else(|| self.bring(core, line, access, now_ps))
     }
 
-    /// The same for the core with the bit `own`, if it holds the line in the state that the access
-    /// needs; `None` for a bit or a line that does not exist.
+    /// An access of the core with the bit `own`, if its cache holds the line in the state that the
+    /// access needs; `None` otherwise, and for a bit or a line that does not exist.
     #[inline]
     pub(crate) fn access_here(
         &mut self,
@@ -217,7 +217,7 @@ impl Caches {
         }
     }
 
-    /// The same where the core's cache does not hold the line in the state that the access needs.
+    /// An access if the core's cache does not hold the line in the state that the access needs.
     #[inline]
     fn bring(&mut self, core: usize, line: usize, access: Access, now_ps: u64) -> u64 {
         let own = 1 << core;
@@ -243,7 +243,8 @@ impl Caches {
         moved.is_changed = true;
         if access == Access::Store {
             self.stored_ps[core] = self.stored_ps[core].max(there_ps);
-            // The store buffer takes it: only the core's next atomic operation waits for the line.
+            // The store waits in the store buffer: only the core's next atomic operation waits for
+            // the line.
             return now_ps + local_ps;
         }
         there_ps + local_ps
@@ -290,7 +291,7 @@ impl Line {
         }
     }
 
-    /// The line moves until `until_ps`, for an access at `now_ps`.
+    /// Marks the line as busy until `until_ps`, for an access at `now_ps`.
     fn keep_busy(&mut self, now_ps: u64, until_ps: u64) {
         if !(self.busy_from_ps..self.busy_until_ps).contains(&now_ps) {
             self.busy_from_ps = now_ps;

@@ -9,7 +9,7 @@ use crate::host::Times;
 /// A piece of work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
-    /// A place of a thread submits a request.
+    /// One of the `depth` places of a thread submits a request.
     Ask(u32),
     /// A thread takes a completed request.
     Reap(Reaped),
@@ -43,8 +43,8 @@ impl Task {
         matches!(self, Task::Wake | Task::Timer)
     }
 
-    /// Time of the task before the policy's verbs; `after`: it follows an interrupt that has just
-    /// ended.
+    /// Time of the task before the policy's verbs; `after` means that the task follows an interrupt
+    /// that has just ended.
     fn takes_ps(self, times: &Times, after: bool) -> u64 {
         match self {
             Task::Ask(_) => times.submit_ps,
@@ -65,13 +65,13 @@ impl Task {
 pub struct CpuUse {
     /// Time at work, in nanoseconds.
     pub busy_ns: u64,
-    /// Time of that in the policy's verbs.
+    /// The part of `busy_ns` in the policy's verbs.
     pub verbs_ns: u64,
-    /// Time of that in waits for locks and for the lines that they guard.
+    /// The part of `busy_ns` in waits for locks and for the lines that these guard.
     pub locks_ns: u64,
     /// Interrupts by wake-ups and timers.
     pub reschedules: u64,
-    /// Interrupts of these after which nothing was issued.
+    /// The number of `reschedules` after which the core issued no request.
     pub idle_reschedules: u64,
     /// Failed compare-and-swaps that were retried, where cores race.
     pub failed_swaps: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Cpu {
     interrupted_ns: Option<u64>,
     /// Whether the task in progress has issued a request.
     issued: bool,
-    /// Whether it has to come back to the policy.
+    /// Whether the core has to call the policy again before the task ends.
     comes_back: bool,
 }
 
@@ -101,7 +101,7 @@ impl Cpu {
         queue.push_back(task);
     }
 
-    /// Queues a task before all others of the threads: the thread that works goes on with it.
+    /// Queues a task before all other tasks of threads: the working thread continues with it.
     #[inline]
     pub(crate) fn add_next(&mut self, task: Task) {
         self.threads.push_front(task);
@@ -133,7 +133,7 @@ impl Cpu {
         task.takes_ps(times, after)
     }
 
-    /// The task in progress; `GoOn` if the core comes back to the policy.
+    /// The task in progress; `GoOn` if the core has to call the policy again.
     #[inline]
     pub(crate) fn task(&mut self) -> Option<Task> {
         if std::mem::take(&mut self.comes_back) { Some(Task::GoOn) } else { self.now }
@@ -143,7 +143,7 @@ impl Cpu {
         self.issued = true;
     }
 
-    /// The core comes back to the policy before the task ends.
+    /// Makes the core call the policy again before the task ends.
     pub(crate) fn goes_on(&mut self) {
         self.comes_back = true;
     }
@@ -153,7 +153,7 @@ impl Cpu {
     #[inline]
     pub(crate) fn end(&mut self, now_ns: u64) -> (bool, bool) {
         let task = self.now.take();
-        // A thread's work leaves the interrupt, so the next one is entered anew.
+        // Work of a thread runs outside of interrupts, so the next interrupt is entered anew.
         self.interrupted_ns = task.filter(|task| task.is_interrupt()).map(|_| now_ns);
         let reschedule = task.is_some_and(Task::is_reschedule);
         (reschedule, reschedule && !self.issued)

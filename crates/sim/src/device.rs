@@ -7,8 +7,8 @@
 //!                                       robin; several ports may share a set of queues)
 //! ```
 //!
-//! All of it is `fairq-device`, the code that serves in real time; this module adds the queues
-//! between them, and faults: commands that fail, and times in which nothing completes.
+//! Arbiter, window, SSD and disk are those of `fairq-device`, which also serve in real time. This
+//! module adds the queues and faults: commands that fail, and times in which no command completes.
 
 use std::collections::VecDeque;
 
@@ -148,11 +148,12 @@ impl Device {
     /// each.
     #[inline]
     pub(crate) fn fetch(&mut self, now_ns: u64, mut fetched: impl FnMut(u32)) {
-        // In this order: a place that is taken without a command would never be released.
+        // `waiting` is tested first, because a place of the window that is taken without a command
+        // would never be released.
         while self.waiting > 0 && self.window.take() {
             let queue = self.arbiter.next().expect("commands wait");
             let queued = self.queues[usize::from(queue.0)].pop_front();
-            let command = queued.expect("the arbiter was told of each");
+            let command = queued.expect("the arbiter knows each queue with commands");
             self.waiting -= 1;
             self.drive.start(now_ns, command);
             fetched(command.id);
@@ -182,7 +183,8 @@ impl Device {
         Some((at_ns, id, if failed { Outcome::Failed } else { Outcome::Done }))
     }
 
-    /// The same on a device with stalls: a completion that falls into a stall happens at its end.
+    /// The first completion on a device with stalls: a completion during a stall is delayed to the
+    /// end of the stall.
     fn pop_between_stalls(&mut self, until_ns: u64) -> Option<(u64, u32)> {
         loop {
             let due_ns = self.drive.next_ns()?;

@@ -3,10 +3,10 @@
 //!
 //! **Problem.** Claims about CPU use, scaling and latency at small depths depend on the CPU time of
 //! a request. **Model.** Each port is a hardware thread with a queue of tasks: submissions and
-//! answers for its threads, and before these interrupts, wake-ups from other cores, and timers. A
-//! task takes its constant's cycles, then the time of the policy's verbs on the traced platform
-//! ([`crate::traced`]); then it takes effect. Tasks are not interrupted. Hardware threads of a core
-//! share its caches, and slow each other down while both work.
+//! answers for its threads, and with precedence interrupts, wake-ups from other cores and timers. A
+//! task takes the cycles of its constant, then the time of the policy's verbs on the traced
+//! platform ([`crate::traced`]); then it takes effect. No task is interrupted. Hardware threads of
+//! a core share its caches, and slow each other down while both work.
 //!
 //! ```text
 //!   submission:  submit ─▶ verb ─▶ [stage] or [issue] ─▶ submission queue
@@ -21,21 +21,21 @@
 //!
 //! | constant | cycles | where from |
 //! |---|---|---|
-//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: another path has 54 % more than one thread achieves, and at most the link's 3.2 GB/s; so a core of 3.6 GHz does 254 K reads of 8 KB at most |
+//! | a request without a scheduler, Linux 5.2 and 5.3 | 14180 | `[D]` D2FQ 4.3: on another path one thread reads 54 % more than on this one, and it cannot read more than the link's 3.2 GB/s; so on this path a core of 3.6 GHz does 254 K reads of 8 KB at most |
 //! | the same on the low-latency path | 9200 | `[D]` likewise: it saturates the core (Fig. 16b) at the link's rate |
 //! | Linux 4.15 without KPTI | 9600 | `[D]` MQFQ 4.2: two times eight cores of 2.4 GHz reach the device's 4 M a second |
-//! | how these divide into the parts in [`BlockLayer`] | | `[G]`, in the same proportions for each |
-//! | more where a request is staged | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz, under its lock |
-//! | the same for Linux's BFQ | 4560 | `[S]` the same: 1.9 us |
+//! | the division of these into the parts of [`BlockLayer`] | | `[G]`, in the same proportions for each |
+//! | additional cycles for a staged request | 1680 | `[S]` Linux, bfq-iosched.rst: insertion, dispatch and completion hooks of the lightest scheduler there take 0.7 us at 2.4 GHz, under its lock |
+//! | additional cycles under Linux's BFQ | 4560 | `[S]` the same document: 1.9 us |
 //! | sending a wake-up; receiving it | 500; an interrupt | `[G]` |
-//! | setting a timer, and taking it up | none; an interrupt | `[G]` |
+//! | setting a timer; handling its expiry | none; an interrupt | `[G]` |
 //! | a verb, beside its shared words | 40 | `[S]` `cargo bench -p fairq-core`, one thread: 3 to 13 ns |
 //! | load, store, atomic operation in the own cache | 4, 1, 18 | `[S]` processor manuals |
 //! | | ns | |
 //! | a line from another core: Haswell and Broadwell | 39, other socket 118 | `[S]` nviennot/core-to-core-latency, two E5-2630 v4; the first eight cores of an E5-2697 v3 are as near |
 //! | Skylake and Cascade Lake | 48, other socket 136 | `[S]` the same, Gold 6242 |
 //! | a wake-up under way | 600, other socket 1000 | `[P]` MQFQ 4.3.2: across sockets about the time of a timer of 1 us; within one `[G]` |
-//! | two hardware threads, each | 1.6 times | `[G]` together a quarter more than one |
+//! | work beside a working sibling (hardware thread of the same core) | 1.6 times | `[G]` two threads do a quarter more than one |
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -101,7 +101,7 @@ pub struct Cycles {
     pub verb: u64,
     /// Sending a wake-up.
     pub send: u64,
-    /// Setting a timer and taking it up, beside the interrupt.
+    /// Setting a timer and handling its expiry, without the interrupt.
     pub timer: u64,
 }
 
@@ -131,7 +131,7 @@ pub struct BlockLayer {
     pub interrupt: u64,
     /// A completion, in the interrupt.
     pub complete: u64,
-    /// The answer, in the thread.
+    /// Taking the completed request, in the thread.
     pub reap: u64,
 }
 
@@ -163,8 +163,8 @@ impl BlockLayer {
         reap: 2010,
     };
 
-    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). It leaves out the
-    /// layer itself: the command and the interrupt are the same.
+    /// The low-latency path around the block layer (Lee et al., USENIX ATC 2019). It bypasses the
+    /// block layer; the command and the interrupt take the same time.
     pub const LOW_LATENCY: BlockLayer = BlockLayer {
         submit: 2200,
         stage: STAGE_CYCLES,
@@ -224,8 +224,8 @@ impl Machine {
         lines_at_once: LINES_AT_ONCE,
     };
 
-    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; that model has four a
-    /// socket.
+    /// D2FQ's machine A (Table 1): Xeon Gold 5112, 3.6 GHz, eight cores; this CPU has four cores a
+    /// socket, so two sockets.
     pub const GOLD_5112: Machine = Machine { cores: 4, mhz: 3600, ..Self::COMMON };
 
     /// D2FQ's machine B: Xeon Gold 6226, 2.7 GHz, 24 cores on two sockets.
@@ -285,7 +285,7 @@ impl Machine {
         Host { places: (0..threads).map(place).collect(), machine: self, races: false }
     }
 
-    /// Returns an error that names the fault if there can be no such machine.
+    /// Returns an error that names the fault if no such machine can exist.
     pub fn check(&self) -> Result<(), String> {
         let Machine { sockets, cores, threads, mhz, lines, wakes, layer, cycles, .. } = *self;
         let Machine { shared_percent, lines_at_once, .. } = *self;
@@ -314,10 +314,15 @@ impl Machine {
             submit, stage, issue, interrupt, complete, reap, load, store, atomic, verb, send, timer,
         ];
         if all.iter().any(|&cycles| cycles > MOST_CYCLES) {
-            return Err(format!("no piece of work takes more than {MOST_CYCLES} cycles"));
+            return Err(format!(
+                "a number of cycles above {MOST_CYCLES}: there must be at most that many"
+            ));
         }
         if submit + issue + complete + reap == 0 {
-            return Err("requests that take no cycle: leave the host out instead".into());
+            return Err(
+                "requests take no cycles: leave the host out, and only the device takes time"
+                    .into(),
+            );
         }
         if !SHARED_PERCENT.contains(&shared_percent) {
             return Err(format!(

@@ -147,7 +147,7 @@ impl Meter {
             return;
         }
         let got = &mut self.tenants[tenant];
-        // Without a series every time is in interval 0, which does not exist.
+        // Without a series every time falls into interval 0, which then does not exist.
         if let Some(interval) = got.series.get_mut((now_ns / self.series_ns) as usize) {
             *interval += u64::from(bytes);
         }

@@ -9,7 +9,7 @@
 //! | `oltp`, `sort`, `wordcount` | NASS, 4.2 (sysbench, Spark) | 8 x 1 each | 4 KiB mixed; 800 KiB mixed; 500 KiB reads with 40 ms of computing |
 //!
 //! The computing time between requests is a guess wherever the papers do not state it. It is not
-//! fitted to their measurements, except for `aerospike`, which is made from its rate alone.
+//! fitted to their measurements, except for `aerospike`, which is derived from its rate alone.
 
 use crate::scenario::{Access, Job, MS, US};
 

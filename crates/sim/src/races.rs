@@ -1,22 +1,23 @@
 //! Races: the cores' accesses to shared words, one after the other in the order of their times.
 //!
-//! **Problem.** Where a verb runs as a whole, no line moves to another core between two of its
-//! accesses and no compare-and-swap fails: contention costs less than on a real machine, and no
-//! core finds its work done by another. **Model.** Each port's verbs run on a stack of their own (a
-//! coroutine). The simulated caches give the time of each access, which takes effect when it is
-//! done. A core that would be later than another one stops there, and the other goes first.
+//! **Problem.** If each verb runs without interruption, no line moves to another core between two
+//! accesses of a verb, and no compare-and-swap fails: contention costs less than on a real machine,
+//! and no core finds that another one has done its work. **Model.** Each port's verbs run on a
+//! stack of their own (a coroutine). The simulated caches give the time of each access, which takes
+//! effect at the end of that time. If another core has an earlier access, the running core stops
+//! there, and the other core runs first.
 //!
 //! ```text
 //!   core 0:  load w ──── swap w                                ✓
 //!   core 1:      load w ─ line moves ── swap w: fails, it tries again or finds nothing left to do
 //! ```
 //!
-//! **Locks.** A core waits from its acquisition on. The lock's line and the lines that it guards
-//! move only when the holder changes. Waiting cores have copies of the lock's line, so a release
-//! takes effect only when the line is back with the holder: handing a lock over takes two
-//! transfers, and those of the guarded lines. Locks are granted in the order of the acquisitions,
-//! as Linux's queued spinlocks are. A verb keeps the lock that it releases last until it has
-//! returned, because the host's work for the request is done under that lock.
+//! **Locks.** A core waits from the time at which it requests the lock. The lock's line and the
+//! guarded lines move only when the holder changes. Waiting cores have copies of the lock's line,
+//! so a release takes effect only when the line is back in the holder's cache: a change of the
+//! holder takes two transfers of the lock's line and those of the guarded lines. Locks are granted
+//! in the order of the requests, like Linux's queued spinlocks. A verb releases its last lock only
+//! after it has returned, because the host does its work for the request under that lock.
 //!
 //! **Deterministic.** Times are integers; of two cores at the same time the one with the lower port
 //! is first.
@@ -42,7 +43,7 @@ const ALONE_PS: u64 = u64::MAX - 1;
 struct Runner {
     at: Racing,
     verbs: Generator<'static, (Verb, u64), Pause>,
-    /// The verb that it begins with, and the verb's `now_ns`.
+    /// The verb that the core is to call next, and the verb's `now_ns`.
     begins: Option<(Verb, u64)>,
     entered_ps: u64,
     /// The lock that it is acquiring, and the number of lines that the lock guards.
@@ -51,7 +52,8 @@ struct Runner {
     asked_ps: Option<u64>,
     /// Number of locks that it holds.
     inside: u32,
-    /// The lock that it releases when it acquires another, or when its verb has returned.
+    /// The lock that the core releases as soon as it acquires another one, or its verb has
+    /// returned.
     gives: Option<usize>,
     locks_ps: u64,
 }
@@ -70,7 +72,7 @@ struct Contended {
 /// All cores.
 pub(crate) struct Races {
     runners: Vec<Runner>,
-    /// Time at which each port goes on.
+    /// Time at which each port continues.
     due: BinaryHeap<Reverse<(u64, usize)>>,
     locks: Vec<Contended>,
 }
@@ -81,12 +83,13 @@ pub(crate) struct Answered {
     pub(crate) at_ps: u64,
     pub(crate) answer: Answer,
     pub(crate) wake: PortSet,
-    /// Time of the verb, and its part in waits for locks and the lines that they guard.
+    /// Time of the verb, and the part of it that the verb waited for locks and the lines that they
+    /// guard.
     pub(crate) verb_ps: u64,
     pub(crate) locks_ps: u64,
     /// Compare-and-swaps that failed.
     pub(crate) failed: u64,
-    /// Whether it has a lock to [give back](Races::give_back).
+    /// Whether the port still holds a lock, which [`Races::give_back`] releases.
     pub(crate) gives: bool,
 }
 
@@ -128,7 +131,7 @@ impl Races {
         }
     }
 
-    /// A port's core calls a verb at `from_ps`; the first instruction of the verb follows
+    /// Makes a port's core call a verb at `from_ps`; the verb's first instruction follows
     /// `takes_ps` later.
     pub(crate) fn begin(
         &mut self,
@@ -145,14 +148,14 @@ impl Races {
         self.due.push(Reverse((runner.at.now_ps, port)));
     }
 
-    /// Time at which the next core goes on.
+    /// Time at which the next core continues.
     #[inline]
     pub(crate) fn next_ps(&self) -> Option<u64> {
         self.due.peek().map(|&Reverse((at_ps, _))| at_ps)
     }
 
-    /// The next core runs until `until_ps`, until another core is earlier, or until its verb has
-    /// returned.
+    /// Runs the core with the earliest time until `until_ps`, until another core is earlier, or
+    /// until its verb has returned.
     #[inline]
     pub(crate) fn run(&mut self, until_ps: u64) -> Option<Answered> {
         let Reverse((_, port)) = self.due.pop()?;
@@ -177,7 +180,7 @@ impl Races {
                     self.give_back(port, self.runners[port].at.now_ps);
                     let runner = &mut self.runners[port];
                     runner.wants = Some((lock, guarded));
-                    // Cores with an earlier acquisition run first, so they get the lock first.
+                    // Cores that requested the lock earlier run first, so they get the lock first.
                     if until_ps < ALONE_PS {
                         self.due.push(Reverse((runner.at.now_ps, port)));
                         return None;
@@ -236,7 +239,7 @@ impl Races {
             runner.at.now_ps =
                 caches.access(runner.at.core, line, Access::Atomic, runner.at.now_ps);
             if contended.is_held {
-                // It spins on its copy of the line until that changes.
+                // The waiting core spins on its copy of the line until the copy is invalidated.
                 runner.at.now_ps =
                     caches.access(runner.at.core, line, Access::Load, runner.at.now_ps);
                 contended.waiting.push_back(port);
@@ -253,7 +256,7 @@ impl Races {
         })
     }
 
-    /// A port releases the lock that it kept, at `given_ps`, if there is one.
+    /// Releases, at `given_ps`, the lock that a port still holds after its verb, if there is one.
     pub(crate) fn give_back(&mut self, port: usize, given_ps: u64) {
         let Some(lock) = self.runners[port].gives.take() else { return };
         let Races { runners, due, locks } = self;
@@ -272,15 +275,16 @@ impl Races {
             let guarded = runner.wants.map_or(0, |(_, guarded)| guarded);
             runner.takes(caches, contended.last, guarded);
             due.push(Reverse((runner.at.now_ps, next)));
-            // The other waiting cores read the line meanwhile, at no cost in time.
+            // The other waiting cores also read the line, which takes them no time, because they
+            // wait in any case.
             for &other in &contended.waiting {
                 caches.share(runners[other].at.core, line);
             }
         });
     }
 
-    /// Runs each core that holds a lock until it has released the lock. After this the world, which
-    /// is no core, can call the policy without waiting for a lock.
+    /// Runs each core that holds a lock until it has released the lock. Afterwards the world, which
+    /// is not a core and cannot wait, can call the policy.
     pub(crate) fn quiet(&mut self) {
         let is_inside = |runner: &Runner| runner.inside > 0 && runner.wants.is_none();
         while let Some(port) = self.runners.iter().position(is_inside) {
@@ -303,7 +307,8 @@ impl Races {
 }
 
 impl Runner {
-    /// The core gets the lock that it is acquiring; the guarded lines move from the last holder.
+    /// Grants the core the lock that it requested, and moves the guarded lines from the last
+    /// holder.
     fn takes(&mut self, caches: &Caches, last: Option<usize>, guarded: u64) {
         if let Some(last) = last.filter(|&last| last != self.at.core) {
             self.at.now_ps += guarded.div_ceil(caches.lines_at_once())
@@ -433,7 +438,7 @@ mod tests {
         assert!(turn.turns * 10 >= turn.times.iter().sum::<u64>() * 9, "{turn:?}");
     }
 
-    /// The world acquires a lock without waiting, whatever the state of the cores' verbs.
+    /// The world acquires a lock without waiting, in any state of the cores' verbs.
     #[test]
     fn no_core_holds_a_lock_once_it_is_quiet() {
         let host = Machine::E5_2630_V3.host(3);
@@ -471,7 +476,8 @@ mod tests {
         assert!(both > 2.0 * 39.0, "{both}");
     }
 
-    /// A core that swaps waits for some others, by chance, and not for all of them.
+    /// A core that wants to swap a word waits for a random number of the other waiting cores, and
+    /// not for all of them.
     #[test]
     fn more_cores_that_swap_one_word_need_little_more_each() {
         let [four, eight] = [4, 8].map(|threads| on(threads, 0)(swap).each_ns());

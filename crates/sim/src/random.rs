@@ -1,10 +1,10 @@
 //! Random numbers that are the same on every machine and in every version.
 //!
-//! A run is named by its seed, so the numbers that a seed gives must not depend on the machine or
-//! on the version of a library. `rand`'s small generators and its distributions promise neither.
-//! ChaCha with eight rounds is a published function (and `rand_chacha` keeps to it), has
+//! A run is identified by its seed, so the numbers of a seed must not depend on the machine or on
+//! the version of a library. `rand`'s small generators and its distributions do not promise this.
+//! ChaCha with eight rounds is a published function, which `rand_chacha` implements. It has
 //! independent streams, so that a thread's requests do not change when another thread is added, and
-//! costs about a nanosecond per number. This module scales a number into a range.
+//! takes about a nanosecond for a number. This module scales a number into a range.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -22,7 +22,7 @@ impl Random {
         Random(generator)
     }
 
-    /// Any number.
+    /// The next 64 bits of the stream.
     #[inline]
     pub fn word(&mut self) -> u64 {
         self.0.next_u64()
@@ -31,8 +31,9 @@ impl Random {
     /// A number below `bound`; 0 if that is 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        // A product and not a rejection: each call takes one number for every bound, so a stream
-        // stays in step. The error is below bound / 2^64.
+        // A product, and not rejection sampling: for every bound each call takes exactly one number
+        // of the stream, so the later numbers do not depend on the bound. The bias is below bound /
+        // 2^64.
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -59,7 +60,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Golden: a change of these numbers changes the outcome of every run.
+    /// Golden values: if these numbers change, the results of every run change.
     #[test]
     fn a_seed_means_the_same_numbers_for_ever() {
         let mut random = Random::new(1, 2);

@@ -20,15 +20,16 @@ pub struct Scenario {
     pub state: State,
     /// Number of cores; each has a port.
     pub ports: usize,
-    /// Number of consecutive cores that share a set of submission queues; 1: each has its own.
+    /// Number of consecutive cores that share a set of submission queues; with 1 each core has its
+    /// own.
     pub cores_per_queue: usize,
     /// The tenants.
     pub tenants: Vec<Tenant>,
     /// The groups of tenants, by number; a policy without groups ignores them.
     pub groups: Vec<Group>,
     /// Period, in nanoseconds, after which the operating system places the threads anew, evenly
-    /// over the cores and otherwise at random; outstanding requests end on their first core.
-    /// `None`: each thread stays on the core that its tenant names.
+    /// over the cores and otherwise at random; outstanding requests complete on the core that
+    /// submitted them. `None`: each thread stays on the core that its tenant names.
     pub moves_ns: Option<u64>,
     /// Time at which tenants stop submitting, in nanoseconds. Requests submitted by then are still
     /// served.
@@ -61,8 +62,9 @@ pub struct Tenant {
     pub threads: Vec<usize>,
     /// The job of each thread.
     pub job: Job,
-    /// Start and end of each time in which the tenant is present, in nanoseconds. The flow is added
-    /// to the policy at the start and removed at the end: each life is a flow of its own.
+    /// Start and end of each time in which the tenant is present (a *life*), in nanoseconds. At the
+    /// start a flow is added to the policy, and at the end it is removed, so each life has a flow
+    /// of its own.
     pub lives: Vec<(u64, u64)>,
     /// Changes of its weight: time in nanoseconds, and new weight.
     pub reweights: Vec<(u64, u16)>,
@@ -74,8 +76,8 @@ pub struct Tenant {
     pub caps: Caps,
 }
 
-/// The job of a thread. Usually a closed loop, as of fio: a number of requests at a time, each
-/// followed by the next.
+/// The job of a thread. Usually a closed loop, as in fio: the thread keeps a number of requests
+/// outstanding and submits the next one when one completes.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Sizes in bytes, each with its relative frequency.
@@ -90,26 +92,26 @@ pub struct Job {
     pub arrivals: Arrivals,
     /// The pause between a request's completion and the next submission, in nanoseconds.
     pub think_ns: u64,
-    /// The least time between two requests of a thread, in nanoseconds; 0 for no limit. In an open
-    /// loop the mean.
+    /// The least time between two requests of a thread, in nanoseconds, or 0 for no limit; in an
+    /// open loop the mean time.
     pub interval_ns: u64,
-    /// Times without requests; `None`: there are none.
+    /// Bursts: alternating times with and without requests; `None` for requests at all times.
     pub burst: Option<Burst>,
-    /// A trace that gives operation, address and length, instead of sizes, reads and access. The
-    /// tenant's threads take turns.
+    /// A trace that gives operation, address and length, in place of `sizes`, `read_percent` and
+    /// `access`. The tenant's threads replay its requests in turn.
     pub replay: Option<Replay>,
 }
 
 /// The event that makes a thread submit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arrivals {
-    /// A completion: the load follows the device.
+    /// A completion, so the load follows the device.
     #[default]
     Closed,
-    /// The clock, once every interval, independent of the device. A request that finds no free
-    /// place waits for one, and its latency counts from its arrival.
+    /// The clock: a request arrives once every interval, independent of the device. If `depth`
+    /// requests are outstanding, it waits, and its latency counts from its arrival.
     Even,
-    /// The same, with random intervals of exponential distribution (a Poisson process).
+    /// The clock, with random intervals of exponential distribution (a Poisson process).
     Poisson,
 }
 
@@ -119,7 +121,7 @@ pub struct Replay {
     /// The requests.
     pub trace: Trace,
     /// Whether requests wait for their times, counted from the tenant's start; otherwise they are
-    /// submitted as soon as there is a free place.
+    /// submitted as soon as fewer than `depth` are outstanding.
     pub keeps_time: bool,
 }
 
@@ -128,13 +130,13 @@ pub struct Replay {
 pub enum Access {
     /// Anywhere on the device.
     Random,
-    /// Anywhere, some places more often than others: the place of rank k in proportion to
-    /// k^-(`thousandths` / 1000) (Zipf's law).
+    /// Anywhere, but some places more often than others: the place of rank k with a frequency in
+    /// proportion to k^-(`thousandths` / 1000) (Zipf's law).
     Zipf {
         /// The exponent in thousandths, above 0.
         thousandths: u32,
     },
-    /// Consecutive addresses, from a start of the thread's own.
+    /// Consecutive addresses, from a start that differs between threads.
     Sequential,
 }
 
@@ -173,19 +175,21 @@ pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
 /// A second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
-/// Period, in nanoseconds, after which threads that are not pinned are placed anew, where D2FQ's
-/// Figure 15 is run.
+/// Period, in nanoseconds, after which threads that are not pinned are placed anew in the runs of
+/// D2FQ's Figure 15.
 ///
 /// It follows from the balancing of Linux (`sd_init` and
 /// Documentation/scheduler/sched-domains.rst): an idle CPU searches for a thread to take over once
 /// every n milliseconds, where n is the number of CPUs of its domain, 8 on the paper's machine, and
 /// finds one if another CPU has two runnable threads. 750 K requests a second at 3.9 us
-/// ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads 18 %: one of
-/// seven CPUs has two runnable threads 21 % of the time, so eight CPUs that are idle 63 % of it
-/// take 132 threads a second, and each moves every 120 ms on average.
+/// ([`crate::host`]) keep eight CPUs busy 37 % of the time and each of 16 threads 18 %: 21 % of the
+/// time at least one of the seven other CPUs has two runnable threads. So the eight CPUs, which are
+/// idle 63 % of the time, take over 132 threads a second in all, and each thread moves every 120 ms
+/// on average.
 pub const MOVES_NS: u64 = 120 * MS;
 
-/// Times are shorter than this, some eighteen years, so sums of a few times do not overflow.
+/// The bound of all times in a scenario, some eighteen years, so that sums of a few times do not
+/// overflow.
 const LONGEST_NS: u64 = 1 << 59;
 
 impl Job {
@@ -255,7 +259,8 @@ impl Scenario {
     /// within a socket and to another socket: about a microsecond.
     pub const WAKE_NS: u64 = US;
 
-    /// Tenants on a fresh device for `duration_ns`; measured after a tenth of it.
+    /// A scenario of these tenants on a fresh device, which lasts for `duration_ns`; the
+    /// measurement begins after a tenth of that time.
     pub fn new(profile: Profile, ports: usize, tenants: Vec<Tenant>, duration_ns: u64) -> Scenario {
         Scenario {
             profile,
@@ -301,7 +306,8 @@ impl Scenario {
         all_ns
     }
 
-    /// The same on a host with as many hardware threads as there are ports.
+    /// The same scenario on a host that has at least as many hardware threads as the scenario has
+    /// ports.
     #[must_use]
     pub fn on(self, host: Host) -> Scenario {
         Scenario { host: Some(host), ..self }
@@ -347,7 +353,7 @@ impl Scenario {
         }
         if self.moves_ns == Some(0) {
             return refuse(
-                "moves_ns is 0: threads stay at least a nanosecond where they are".to_owned(),
+                "moves_ns is 0: threads must stay on a core for at least 1 ns".to_owned(),
             );
         }
         if self.wake_ns == 0 || self.wake_ns > WAKE_MOST_NS {
@@ -378,12 +384,13 @@ impl Scenario {
                 self.cores_per_queue, MAX_CORES
             ));
         }
-        // After the tenants were checked: `tags` counts by the ports of their threads.
+        // This follows the check of the tenants, because `tags` counts by the ports of their
+        // threads, which must exist.
         let (tags, entries) =
             (self.tags() * self.cores_per_queue, self.profile.host.queue_entries.get() as usize);
         if tags > entries {
             return refuse(format!(
-                "{tags} requests on one set of queues, of which a queue of the device holds \
+                "{tags} requests on one set of queues, but a queue of the device holds at most \
                  {entries}"
             ));
         }
@@ -393,8 +400,9 @@ impl Scenario {
 
 /// The most cores that the caches can model: a word has a bit for each core.
 const MAX_CORES: usize = 64;
-/// The longest time to wake a core: requests in sequence, each of which waits for a wake-up, must
-/// complete in the time that is left when a run ends.
+/// The longest time to wake a core. The bound is this small so that many requests, each of which
+/// waits for a wake-up after the one before it, still complete in the time after the end of
+/// submissions (`CALM_NS`).
 const WAKE_MOST_NS: u64 = 1_000_000;
 /// With a larger exponent nearly all requests go to one place.
 const MOST_THOUSANDTHS: u32 = 10_000;
@@ -407,7 +415,10 @@ impl Tenant {
             return Err("weights are 1 to 10000".into());
         }
         if let Some(port) = self.threads.iter().find(|&&port| port >= scenario.ports) {
-            return Err(format!("a thread on port {port} of {}", scenario.ports));
+            return Err(format!(
+                "a thread is on port {port}, but there are {} ports",
+                scenario.ports
+            ));
         }
         let Job { sizes, depth, burst, .. } = &self.job;
         let capacity = scenario.profile.host.capacity();
@@ -415,7 +426,7 @@ impl Tenant {
             || sizes.is_empty()
             || sizes.iter().any(|&(bytes, often)| bytes == 0 || often == 0)
         {
-            return Err("depth, sizes and how often they are chosen must be above 0".into());
+            return Err("depth, sizes and their frequencies must be above 0".into());
         }
         if let Access::Zipf { thousandths } = self.job.access
             && !(1..=MOST_THOUSANDTHS).contains(&thousandths)
@@ -424,17 +435,17 @@ impl Tenant {
         }
         if self.job.arrivals != Arrivals::Closed {
             if self.job.interval_ns == 0 {
-                return Err("arrivals need their rate".into());
+                return Err("arrivals by the clock need a rate".into());
             }
             if self.job.think_ns > 0 || self.job.replay.is_some() {
-                return Err("arrivals do not wait for answers: no pauses, and no trace".into());
+                return Err("arrivals by the clock cannot have think times or a trace".into());
             }
         }
         if u64::from(self.job.largest()) > capacity {
             return Err("a request larger than the device".into());
         }
         if burst.is_some_and(|burst| burst.on_ns == 0) {
-            return Err("bursts that are never on".into());
+            return Err("a burst needs a time with requests: `on` must be above 0".into());
         }
         let Job { think_ns, interval_ns, .. } = self.job;
         let pauses = burst.map_or([think_ns, interval_ns, 0, 0], |burst| {
@@ -445,7 +456,7 @@ impl Tenant {
         }
         let ends = self.lives.iter().flat_map(|&(from, until)| [from, until]);
         if !ends.is_sorted_by(|a, b| a < b) {
-            return Err("lives begin before they end, one after the other".into());
+            return Err("each life must begin after the last one has ended, and end later".into());
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::scenario::Scenario;
 /// A policy and its ports.
 pub type Built<P> = (P, Vec<<P as Policy>::Port>);
 
-/// A subject of runs: on the processor's atomics, or on traced ones where CPUs take time.
+/// A subject of runs. Its policy uses the processor's atomics, or traced ones if CPUs take time.
 pub trait Subject<P: Platform = Native> {
     /// The policy.
     type Policy: Limits;
@@ -26,7 +26,7 @@ pub struct Promise {
     /// D: at most this many requests are outstanding, and exactly this many while enough wait.
     pub slots: Option<u32>,
     /// Services of backlogged flows differ at most by the bounds of Theorems 1 and 2 of MQFQ with
-    /// this T, in bytes at the reference weight.
+    /// this T (in bytes at the reference weight).
     pub threshold: Option<u64>,
     /// Virtual time never goes back.
     pub steady_time: bool,

@@ -32,8 +32,8 @@ pub fn scenario(seed: u64) -> (Scenario, AnySubject) {
     let ports = 1 + random.below(8) as usize;
     let (name, _) = random.pick(&BUILT_IN);
     let profile = Profile::named(name).expect("it is built in");
-    // All threads, up to twelve, may be on one port, and their requests must fit its queue, which
-    // is short with SATA.
+    // All threads, up to twelve, may be on one port, and their requests must fit into its queue,
+    // which is short on SATA drives.
     let room = (profile.host.queue_entries.get() / 12).clamp(1, 64);
     let tenants = (0..1 + random.below(6))
         .map(|number| tenant(random, &format!("t{number}"), ports, room))
@@ -73,8 +73,8 @@ fn policy(random: &mut Random) -> AnySubject {
     }
 }
 
-/// Another policy for the scenario of a seed: the schedulers behind one lock, Linux's among them,
-/// with limits (fairq's NASS, or its paper's) and without, and Kyber's.
+/// Another policy for the scenario of a seed: Kyber, or a scheduler behind one lock (also Linux's),
+/// without limits or with those of fairq's NASS or its paper's.
 pub fn older_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 1);
     let slots = random.pick(&[1, 2, 9, 32, 64]);
@@ -110,8 +110,8 @@ pub fn older_policy(seed: u64) -> AnySubject {
 }
 
 /// Another policy for the scenario of a seed: MQFQ or D2FQ to the letter of its paper, made of any
-/// of the parts that the paper compares. (Ports that are kept to their path may leave requests
-/// waiting for ever, so they are not among these.)
+/// of the parts that the paper compares. (`SlotKind::TokenPath` is never drawn, because with
+/// it requests may wait for ever.)
 pub fn papers_policy(seed: u64) -> AnySubject {
     let random = &mut Random::new(seed, STREAM + 2);
     if random.one_in(4) {

@@ -1,23 +1,23 @@
 //! The traced platform: the policies' own code, with every access to a shared word charged to the
 //! caches of a simulated host.
 //!
-//! **Problem.** A scheduler's cost on 32 cores is the cost of its shared words, and no machine with
-//! 32 cores is at hand. **Model.** [`Traced`] is a [`Platform`] like the processor's. While a
-//! simulated core is *inside* a verb, each access goes to `Caches` and takes that core's time;
-//! outside of verbs (control threads, checks) an access is free. A run is one thread, so its state
-//! is in a thread-local; the words' values are ordinary.
+//! **Problem.** A scheduler's cost on 32 cores is mainly the cost of its shared words, and a
+//! machine with 32 cores is not available. **Model.** [`Traced`] is a [`Platform`] like the
+//! processor's. While a simulated core is *inside* a verb, each access goes to `Caches` and takes
+//! that core's time; outside of verbs (control threads, checks) an access is free. A run is one
+//! thread, so its state is in a thread-local; the words' values are ordinary.
 //!
 //! **Lines.** The words of a line follow from their places in memory, and must not depend on the
-//! allocator. Words are numbered as they are made. Two words share a line if their distance in
-//! memory equals that of their numbers, so that they are in one array or structure, and at most a
-//! line's worth of words is between them; a line begins with its first accessed word, and grows to
-//! either side. This is exact for structures that are aligned to lines, as all relevant ones are,
-//! and an approximation for arrays of words. (A traced word is larger than a real one: it carries
-//! its number.)
+//! allocator. Words are numbered in the order of their construction. Two words share a line if the
+//! distance of their addresses equals the distance of their numbers, which shows that they are in
+//! one array or structure, and if they fit into one line. A line begins with its first accessed
+//! word, and later gets the words before and after it. This is exact for structures that are
+//! aligned to lines, as all relevant structures are, and an approximation for arrays of words. (A
+//! traced word is larger than a real one: it carries its number.)
 //!
-//! On a host where cores race, an access waits for its turn before it begins and before it takes
-//! effect: earlier accesses of other cores come first. A plain store is in the core's store buffer
-//! until its line has arrived and all stores before it are done; until then other cores see the old
+//! On a host where cores race, the core stops before an access begins and before it takes effect,
+//! until no other core has an earlier access. A plain store stays in the core's store buffer until
+//! its line has arrived and all stores before it are done; until then other cores read the old
 //! value.
 
 use std::cell::{Cell, RefCell};
@@ -42,10 +42,11 @@ pub struct Word {
     number: u32,
     /// Its line plus 1; 0 before its first access.
     line: AtomicU32,
-    /// The core, plus 1, that has stored a value which others do not see yet; 0 if there is none.
+    /// The number plus 1 of the core whose store to this word is still in its store buffer; 0 if
+    /// there is none.
     storer: AtomicU32,
     stored: AtomicU64,
-    /// Time at which other cores see that value.
+    /// Time at which other cores read that value.
     seen_ps: AtomicU64,
 }
 
@@ -80,11 +81,11 @@ struct Trace {
     /// The bit of that core, if cores do not race; else 0.
     own: Cell<u64>,
     now_ps: Cell<u64>,
-    /// Time until which no other core has anything to do; without races `u64::MAX`.
+    /// Time before which no other core continues; without races `u64::MAX`.
     until_ps: Cell<u64>,
     /// Random order in which waiting cores get a line.
     order: RefCell<Option<Random>>,
-    /// Loads that are under way at the same time.
+    /// Loads in flight at the same time.
     loads: Cell<Loads>,
     /// Compare-and-swaps that found another value.
     failed: Cell<u64>,
@@ -98,14 +99,15 @@ struct Trace {
     arrays: RefCell<BTreeMap<usize, Vec<Span>>>,
 }
 
-/// Loads of a racing core with only other loads and stores between them. The core fetches their
-/// lines at the same time, as many as the machine's cores can. This assumes that no address depends
-/// on a word that was loaded before, as in a scan of an array or of a tree of fixed shape.
+/// Loads of a racing core with only other loads and stores between them. The core fetches the lines
+/// of these loads at the same time, up to the number that the machine allows. This assumes that no
+/// load's address depends on an earlier load, as in a scan of an array or of a tree of fixed shape.
 #[derive(Clone, Copy)]
 pub(crate) struct Loads {
     from_ps: u64,
     until_ps: u64,
-    /// The last line: a core that waits for a word to change reads that word again and again.
+    /// The line of the last load: repeated loads of the same word, by a core that waits for a
+    /// change, do not overlap.
     line: usize,
     lines: u64,
 }
@@ -122,7 +124,8 @@ struct Span {
 }
 
 thread_local! {
-    // Never dropped, so that no access has to check for that. The end of a run empties it.
+    // The state is never dropped, so that no access has to check whether it was. The end of a run
+    // empties it.
     static TRACE: ManuallyDrop<Trace> = const {
         ManuallyDrop::new(Trace {
             is_on: Cell::new(false),
@@ -177,7 +180,7 @@ pub(crate) struct Spent {
     pub(crate) held: Option<usize>,
 }
 
-/// A core runs `verb` from `from_ps` on; its accesses to shared words take the core's time.
+/// Runs `verb` on a core from `from_ps` on; accesses to shared words take the core's time.
 #[inline]
 pub(crate) fn inside<R>(core: usize, from_ps: u64, verb: impl FnOnce() -> R) -> (R, Spent) {
     TRACE.with(|trace| {
@@ -211,7 +214,7 @@ pub(crate) struct Racing {
     pub(crate) loads: Loads,
 }
 
-/// Continues a core's verb, which runs alone until `until_ps`.
+/// Continues a core's verb; no other core runs until `until_ps`.
 #[inline]
 pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce() -> R) -> R {
     TRACE.with(|trace| {
@@ -231,7 +234,7 @@ pub(crate) fn resume<R>(racing: &mut Racing, until_ps: u64, go_on: impl FnOnce()
     result
 }
 
-/// Where cores race, lets cores with earlier work than the running core go first.
+/// Where cores race, lets cores with earlier work run before the running core.
 pub(crate) fn take_turn() {
     TRACE.with(|trace| trace.take_turn());
 }
@@ -241,12 +244,12 @@ pub(crate) fn with_caches<R>(act: impl FnOnce(&mut Caches) -> R) -> R {
     TRACE.with(|trace| act(&mut trace.caches.borrow_mut()))
 }
 
-/// A core held a lock beyond its accesses to shared words, until `until_ps`.
+/// Records that a core held a lock until `until_ps`, longer than its accesses to shared words.
 pub(crate) fn held_until(lock: usize, until_ps: u64) {
     TRACE.with(|trace| trace.caches.borrow_mut().held_until(lock, until_ps));
 }
 
-/// The core that is inside a verb works for `takes_ps` without shared words.
+/// Adds `takes_ps` of work without shared words to the core that is inside a verb.
 pub(crate) fn work(takes_ps: u64) {
     TRACE.with(|trace| {
         if trace.core.get().is_some() {
@@ -273,7 +276,7 @@ impl Trace {
         self.settle(word).unwrap_or_else(|| word.value.load(Ordering::Relaxed))
     }
 
-    /// A store for which its core does not wait.
+    /// A store; the core does not wait for the line.
     #[inline(never)]
     fn store(&self, word: &Word, value: u64) {
         if self.is_done_here(word, Access::Store) {
@@ -285,7 +288,7 @@ impl Trace {
         }
     }
 
-    /// The access of a read-modify-write, which comes after the stores that its core sees.
+    /// The access of a read-modify-write, which takes effect after all earlier stores of its core.
     #[inline(never)]
     fn atomic(&self, word: &Word) {
         if !self.is_done_here(word, Access::Atomic) {
@@ -299,7 +302,7 @@ impl Trace {
     /// buffer here.
     #[inline(always)]
     fn is_done_here(&self, word: &Word, access: Access) -> bool {
-        // A word without an access so far has a line number beyond all lines.
+        // A word that was never accessed has a line number beyond all lines (0 wraps around).
         let line = word.line.load(Ordering::Relaxed).wrapping_sub(1) as usize;
         let (own, now_ps) = (self.own.get(), self.now_ps.get());
         let done_ps = self.caches.borrow_mut().access_here(own, line, access, now_ps);
@@ -309,9 +312,9 @@ impl Trace {
         done_ps.is_some()
     }
 
-    /// A core accesses a word, wherever its line is.
-    // Inlined, so that a core that stops inside of it comes back through few returns: after a
-    // change of stacks the processor predicts none of them.
+    /// An access to a word, in whichever cache its line is.
+    // Inlined, so that a core that stops inside of it executes few return instructions afterwards:
+    // the processor predicts none of them after a change of stacks.
     #[inline(always)]
     fn access(&self, word: &Word, access: Access) {
         let Some(core) = self.core.get() else { return };
@@ -331,22 +334,22 @@ impl Trace {
         let stored_ps = caches.stored_ps(core);
         drop(caches);
         if access == Access::Atomic && stored_ps > now_ps {
-            // An atomic operation comes after the core's earlier stores; the random delay lets
-            // other cores that wait for their lines be first.
+            // An atomic operation takes effect after the core's earlier stores. The random delay
+            // lets other cores that wait for these lines get them first.
             self.wait_until(stored_ps);
         }
         self.race(core, line, access);
     }
 
-    /// The same where cores race.
+    /// An access where cores race.
     #[inline(always)]
     fn race(&self, core: usize, line: usize, access: Access) {
         loop {
             self.take_turn();
             let mut caches = self.caches.borrow_mut();
             let now_ps = self.now_ps.get();
-            // Any of the cores that wait for a line may be next. A store waits in the core's
-            // buffer.
+            // The random delay lets any of the waiting cores get the line next. A store does not
+            // wait here, because it is in the core's store buffer.
             if access != Access::Store
                 && let Some(free_ps) = caches.waits(core, line, access, now_ps)
             {
@@ -364,8 +367,8 @@ impl Trace {
         self.take_turn();
     }
 
-    /// Waits for a line that moves until `free_ps`, and for a random time, so that any waiting core
-    /// may be next.
+    /// Waits until a moving line is free at `free_ps`, and for a random time longer, so that any of
+    /// the waiting cores may get it next.
     fn wait_until(&self, free_ps: u64) {
         let mut order = self.order.borrow_mut();
         self.now_ps.set(free_ps + order.as_mut().map_or(0, |order| order.below(ORDER_PS)));
@@ -403,7 +406,7 @@ impl Trace {
         done_ps
     }
 
-    /// Cores with earlier work go first.
+    /// Lets cores with earlier work run first.
     #[inline]
     fn take_turn(&self) {
         if self.now_ps.get() > self.until_ps.get() {
@@ -411,8 +414,8 @@ impl Trace {
         }
     }
 
-    /// Applies a buffered store that is visible by now; if it is not, returns its value if this
-    /// core has stored it.
+    /// Applies a buffered store if other cores can read its value by now; otherwise returns the
+    /// value if this core made the store.
     #[inline]
     fn settle(&self, word: &Word) -> Option<u64> {
         if word.storer.load(Ordering::Relaxed) == 0 {
@@ -453,8 +456,8 @@ impl Trace {
     #[cold]
     fn line(&self, caches: &mut Caches, address: usize, number: u32) -> usize {
         let mut arrays = self.arrays.borrow_mut();
-        // Words of one array or structure have this difference in common. It is used as a key and
-        // not as an address, so it may wrap.
+        // All words of one array or structure have the same difference. It is used as a key and not
+        // as an address, so it may wrap around.
         let array =
             arrays.entry(address.wrapping_sub(number as usize * size_of::<Word>())).or_default();
         let fits = |span: &&mut Span| number.max(span.last) - number.min(span.first) < LINE_WORDS;
@@ -469,9 +472,8 @@ impl Trace {
 }
 
 impl Word {
-    /// A read-modify-write; returns the old value. A run is one thread, so this needs no atomic
-    /// operation of the machine that simulates, and a memory order only determines the cost of an
-    /// access.
+    /// A read-modify-write; returns the old value. A run is one thread, so this code needs no real
+    /// atomic operation, and a memory order only determines the cost of an access.
     #[inline]
     fn modify(&self, change: impl FnOnce(u64) -> u64) -> u64 {
         TRACE.with(|trace| trace.atomic(self));
@@ -567,7 +569,7 @@ impl<T> TracedLock<T> {
         })
     }
 
-    /// Its number.
+    /// The lock's number among the run's locks.
     fn number(&self, caches: &mut Caches) -> usize {
         match self.lock.load(Ordering::Relaxed) {
             0 => {
@@ -656,7 +658,7 @@ mod tests {
             cost(0, || add(structure, word));
         }
         assert_eq!(cost(1, || add(7, 1)), 45);
-        assert_eq!(cost(1, || add(7, 0)), 5, "it came along");
+        assert_eq!(cost(1, || add(7, 0)), 5, "it came with the line");
         assert_eq!(cost(1, || add(8, 0)), 45);
         assert_eq!(cost(0, || add(6, 2)), 5, "the neighbours stayed");
         end();

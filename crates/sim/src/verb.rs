@@ -1,5 +1,5 @@
-//! The verbs of a port that a core calls, as values: where cores race, several verbs are under way
-//! at the same time.
+//! The verbs of a port that a core calls, as values, because several verbs are in progress at the
+//! same time where cores race.
 
 use fairq_core::{Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
@@ -39,13 +39,13 @@ impl Verb {
 /// The reason why a verb stops before its end.
 #[derive(Debug)]
 pub(crate) enum Pause {
-    /// Another core goes first.
+    /// Another core has earlier work.
     Later,
-    /// It acquires a lock that guards this many lines.
+    /// The verb acquires a lock that guards this many cache lines.
     Acquire { lock: usize, guarded: u64 },
-    /// It releases a lock.
+    /// The verb releases a lock.
     Release { lock: usize },
-    /// It has returned this result; these ports are to be woken.
+    /// The verb has returned this result; the caller wakes these ports.
     Done(Answer, PortSet),
 }
 

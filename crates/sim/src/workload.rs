@@ -1,9 +1,9 @@
-//! Threads: the next request of each, and its time.
+//! The threads of tenants: the next request of each thread, and the time of its submission.
 //!
-//! A thread has `depth` places. A place submits a request, waits for its completion, thinks, and
-//! submits again; pacing and bursts delay the submission. So the load follows the device, as that
-//! of fio with libaio does. In an open loop requests arrive by the clock instead; each takes the
-//! next place that is free.
+//! A thread has `depth` *places*, each for one outstanding request. A place submits a request,
+//! waits for its completion, pauses for the think time, and submits again; pacing and bursts delay
+//! the submission. So the load follows the device, like that of fio with libaio. In an open loop
+//! requests arrive by the clock instead, and each uses the next free place.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use crate::zipf::{self, Zipf};
 pub(crate) struct Thread {
     pub(crate) tenant: usize,
     pub(crate) port: usize,
-    /// Number of places that do nothing because the tenant is not present.
+    /// Number of places that are unused because the tenant is not present.
     pub(crate) resting: u32,
     job: Job,
     /// Sum of the sizes' relative frequencies.
@@ -37,8 +37,8 @@ pub(crate) struct Thread {
     turns: Turns,
 }
 
-/// The requests of a trace that belong to a thread, and its progress: places wait for the times of
-/// these requests in turn, and submit them in the same order.
+/// The requests of a trace that belong to a thread, and its progress: each free place waits for the
+/// time of the thread's next request, and requests are submitted in this order.
 #[derive(Clone, Copy)]
 pub(crate) struct Turns {
     /// Index of the next request for which a place will wait.
@@ -52,7 +52,8 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// The turns of thread number `thread` of `of` threads; the trace begins at `begins_ns`.
+    /// The requests of the trace that thread number `thread` of `of` threads submits; the trace
+    /// begins at `begins_ns`.
     pub(crate) fn new(thread: usize, of: usize, begins_ns: u64) -> Turns {
         Turns { awaited: thread, asked: thread, step: of, begins_ns }
     }
@@ -112,12 +113,12 @@ impl Thread {
         }
     }
 
-    /// Its tenant is present from now on: no request arrives earlier.
+    /// Records that the tenant is present from now on, so no request arrives earlier.
     pub(crate) fn begin(&mut self, now_ns: u64) {
         self.arrived_ns = self.arrived_ns.max(now_ns);
     }
 
-    /// Its tenant is not present: a place rests, and its arrival is dropped.
+    /// Records that a place is unused because its tenant is not present; its arrival is dropped.
     pub(crate) fn rest(&mut self) {
         self.resting += 1;
         self.arrivals.pop_front();
@@ -191,7 +192,7 @@ impl Thread {
         Ask { op, offset, length, arrived_ns: self.arrivals.pop_front() }
     }
 
-    /// The request of a trace, brought onto this device.
+    /// A request of a trace, with its address and length adjusted to this device.
     fn replayed(&self, Asked { op, offset, length, .. }: Asked) -> Ask {
         let last = (self.capacity - u64::from(length)) / SECTOR * SECTOR;
         let offset = (offset % self.capacity / SECTOR * SECTOR).min(last);

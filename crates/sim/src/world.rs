@@ -1,19 +1,19 @@
 //! The world: simulates a host's cores, a policy, a device and tenants, event by event.
 //!
-//! **Problem.** To observe a scheduler on a device that is not at hand, with the same result every
-//! time. **Model.** Each simulated core has a port. It submits its threads' requests to the policy,
-//! issues the requests that the policy dispatches, and takes completions, each at the moment when
-//! it is due. A wake-up that one core's verb sends to another arrives there after the time of a
-//! wake-up; a core with a wake-up under way is not woken twice. After each other verb a core calls
-//! `next` until there is nothing to issue, as the contract requires. The device completes commands
-//! in its own time.
+//! **Problem.** A run has to show the behaviour of a scheduler on a device that is not available,
+//! with the same result every time. **Model.** Each simulated core has a port. It submits its
+//! threads' requests to the policy, issues the requests that the policy dispatches, and takes
+//! completions, each at the moment when it is due. A wake-up from one core's verb to another core
+//! arrives after the time of a wake-up; a core to which a wake-up is in flight gets no second one.
+//! After each other verb a core calls `next` until there is nothing to issue, as the contract
+//! requires. The device completes commands in its own time.
 //!
 //! On a scenario's [host](crate::host), if it has one, this work takes time: a task is queued at
 //! its core, begins when the core is free, and takes effect when it is done. The policy's verb is
-//! called at the moment when the work before it is done, and facts describe the policy's state at
-//! that moment; after each issued request the core comes back to the policy later, so that the
-//! verbs of different cores are called in the order of their times. Without a host only the device
-//! takes time.
+//! called when the work before it is done, and facts describe the policy's state at that moment.
+//! After each issued request the core calls `next` again in a later event, so that the verbs of
+//! different cores are called in the order of their times. Without a host only the device takes
+//! time.
 //!
 //! ```text
 //!   event:  request     ─▶ submit ┐                ┌▶ Issue ─▶ queues ─▶ device ─▶ completion
@@ -48,8 +48,8 @@ use crate::traced::{self, Traced};
 use crate::verb::Verb;
 use crate::workload::{NEVER, Thread, Turns};
 
-/// Time for requests that were submitted in time to complete, beside the time for which caps hold
-/// them, in nanoseconds.
+/// Time after the end of submissions in which all requests must complete, in nanoseconds, in
+/// addition to the time for which caps hold them.
 pub const CALM_NS: u64 = 5 * SECOND;
 
 /// The events of all parts but the device.
@@ -61,7 +61,7 @@ enum Event {
     Wake(u8),
     /// A port's timer expires.
     Timer(u8),
-    /// A core has done the work before the policy's verbs.
+    /// A core has done the work that precedes the policy's verbs.
     Run(u8),
     /// A core has done its work.
     Free(u8),
@@ -78,7 +78,7 @@ enum Event {
 
 /// A port and the state of its core.
 struct Core<P> {
-    /// `None` where cores race: [`Races`] has the port.
+    /// `None` where cores race, because [`Races`] then has the port.
     port: Option<P>,
     /// The verb in progress, where cores race.
     stage: Option<Stage>,
@@ -87,7 +87,7 @@ struct Core<P> {
     staged: usize,
     /// Tags of the requests that were joined to the command of the next issued request.
     joined: Vec<u32>,
-    /// Whether a wake-up is under way.
+    /// Whether a wake-up to the core is in flight.
     woken: bool,
     timer_ns: Option<u64>,
     cpu: Cpu,
@@ -181,8 +181,8 @@ pub fn run_traced<S: Subject<Traced>>(
     on_host(host, simulated)
 }
 
-/// Builds and [simulates](simulate) on a host: there a policy's accesses to words of the [`Traced`]
-/// platform take time, if the policy is built here, too.
+/// Builds and [simulates](simulate) on a host: a policy's accesses to words of the [`Traced`]
+/// platform take time only if the policy is also built inside this call.
 pub fn on_host<R>(host: &Host, build_and_simulate: impl FnOnce() -> R) -> R {
     traced::begin(host.caches());
     let result = build_and_simulate();
@@ -283,7 +283,7 @@ impl<'a, P: Limits> World<'a, P> {
     /// Adds the groups, and the events that the scenario contains.
     fn begin(&mut self) {
         for (id, group) in (0..).zip(&self.scenario.groups) {
-            // Ignores the error of a policy without this: scenarios also run under `none`.
+            // Ignores the error of a policy without the feature: scenarios also run under `none`.
             let _ = self.policy.set_group(GroupId(id), Some(group));
         }
         // Groups are added before the flows that join them.
@@ -311,7 +311,8 @@ impl<'a, P: Limits> World<'a, P> {
         if self.clock.races.is_some() && self.race(agenda_ns, end_ns) {
             return true;
         }
-        // The agenda's time is included: at equal times the device's completion comes first.
+        // Includes completions at the time of the next event, because at equal times the device's
+        // completion comes first.
         if let Some((at_ns, id, outcome)) =
             self.device.pop(agenda_ns.map_or(end_ns, |at_ns| at_ns.min(end_ns)))
         {
@@ -333,7 +334,7 @@ impl<'a, P: Limits> World<'a, P> {
         true
     }
 
-    /// The device has completed a command: its core is interrupted.
+    /// Interrupts the core of a command that the device has completed.
     #[inline]
     fn interrupt(&mut self, at_ns: u64, id: u32, outcome: Outcome) {
         self.now_ns = self.now_ns.max(at_ns);
@@ -349,8 +350,8 @@ impl<'a, P: Limits> World<'a, P> {
             Event::Wake(port) => self.arrive(usize::from(port), Task::Wake),
             Event::Timer(port) => {
                 let timer_ns = &mut self.cores[usize::from(port)].timer_ns;
-                // The agenda cannot cancel events: an event that no longer is the port's timer has
-                // no effect.
+                // The agenda cannot cancel events, so the event of a timer that was changed has no
+                // effect.
                 if *timer_ns == Some(self.now_ns) {
                     *timer_ns = None;
                     self.arrive(usize::from(port), Task::Timer);
@@ -375,10 +376,10 @@ impl<'a, P: Limits> World<'a, P> {
         let legal = Weight::new(weight).expect("the scenario was checked");
         // The policy was built for as many flows as there are lives.
         let Ok(id) = self.policy.add_flow(legal) else {
-            return self.broken("a flow that fits is refused");
+            return self.broken("the policy refuses a flow within its bounds");
         };
         if let Some(target) = self.scenario.tenants[tenant].target {
-            // Ignores the error of a policy without this: scenarios also run under `none`.
+            // Ignores the error of a policy without the feature: scenarios also run under `none`.
             let _ = self.policy.set_target(id, Some(target));
         }
         let Tenant { share, caps, .. } = self.scenario.tenants[tenant];
@@ -390,7 +391,7 @@ impl<'a, P: Limits> World<'a, P> {
             // As above.
             let _ = self.policy.set_caps(id, &caps);
         }
-        // For the checks every life is a flow of its own, even if the policy reuses a number.
+        // For the checks every life is a separate flow, even if the policy reuses a number.
         let flow = self.flows;
         self.flows += 1;
         self.present[tenant] = Some(Present { id, flow, weight });
@@ -405,22 +406,23 @@ impl<'a, P: Limits> World<'a, P> {
     }
 
     fn go(&mut self, tenant: usize) {
-        // Its live requests stay; its threads find no flow at their next submission, and rest.
+        // The flow's live requests stay. Its threads find no flow at their next submission and do
+        // not submit.
         if self.is_submitting(tenant) {
-            // The submission under way comes first.
+            // A submission of this tenant is in progress in a racing core and has to return first.
             return self.agenda.add(self.now_ns + US, Event::End(tenant as u32));
         }
         let Some(Present { id, flow, .. }) = self.present[tenant].take() else { return };
         self.quiet();
         let Ok(ports) = self.policy.remove_flow(id) else {
-            return self.broken("a flow that is there cannot be removed");
+            return self.broken("the policy refuses to remove a flow that it has");
         };
         self.wake(None, ports);
         self.tell(Fact::Removed { flow });
     }
 
-    /// Places the threads of present tenants on random cores; the numbers of threads differ by at
-    /// most one between cores.
+    /// Places the threads of present tenants on random cores, so that the numbers of threads on two
+    /// cores differ by at most one.
     fn place(&mut self) {
         let Some(moves_ns) =
             self.scenario.moves_ns.filter(|_| self.now_ns < self.scenario.duration_ns)
@@ -440,7 +442,8 @@ impl<'a, P: Limits> World<'a, P> {
     }
 
     fn reweigh(&mut self, tenant: usize, weight: u16) {
-        // An absent tenant comes back with its first weight.
+        // The weight of an absent tenant does not change: its next life begins with its first
+        // weight.
         let Some(present) = &mut self.present[tenant] else { return };
         let legal = Weight::new(weight).expect("the scenario was checked");
         present.weight = weight;
@@ -448,15 +451,15 @@ impl<'a, P: Limits> World<'a, P> {
         self.quiet();
         match self.policy.set_weight(id, legal) {
             Ok(()) => self.tell(Fact::Weighed { flow, weight }),
-            Err(_) => self.broken("a flow that is there cannot be given a weight"),
+            Err(_) => self.broken("the policy refuses a weight of a flow that it has"),
         }
     }
 
-    /// A place of a thread is free: it submits its next request when that is due.
+    /// Lets a free place of a thread submit its next request when that is due.
     #[inline]
     fn go_on(&mut self, thread: u32) {
         let due_ns = self.threads[thread as usize].due_ns(self.now_ns);
-        // Its trace is at its end: the place stays unused.
+        // The thread's trace has ended, so the place stays unused.
         if due_ns == NEVER {
             return;
         }
@@ -485,13 +488,15 @@ impl<'a, P: Limits> World<'a, P> {
         };
         let core = &mut self.cores[port];
         let Some(tag) = core.free.pop() else {
-            // Only where threads move: requests of threads that were here earlier fill the queue.
+            // This happens only if threads move: requests of threads that were on this core earlier
+            // fill the queue.
             return self.agenda.add(self.now_ns + US, Event::Ask(number));
         };
         let ask = thread.ask();
         let charge = self.scenario.cost.charge(ask.op, ask.length);
         let cost = charge.alone;
-        // On a host the system call began when the core began the task: latency counts from there.
+        // On a host the system call began when the core began the task, so latency counts from that
+        // time.
         let submitted_ns =
             if self.scenario.host.is_some() { core.cpu.since_ns() } else { self.now_ns };
         let live =
@@ -528,7 +533,7 @@ impl<'a, P: Limits> World<'a, P> {
             length += self.leave(port, part, Some(joined.get(at + 1).copied().unwrap_or(tag)));
         }
         length += self.leave(port, tag, None);
-        // Puts the memory back, so that commands cost no allocation.
+        // Returns the list's memory for reuse, so that a command needs no allocation.
         joined.clear();
         let core = &mut self.cores[port];
         core.joined = joined;
@@ -550,7 +555,7 @@ impl<'a, P: Limits> World<'a, P> {
         self.agenda.add(self.effect_ns(), Event::Post(id, class));
     }
 
-    /// A request is no longer staged; returns its length in bytes.
+    /// Records that a request is no longer staged; returns its length in bytes.
     #[inline]
     fn leave(&mut self, port: usize, tag: u32, after: Option<u32>) -> u32 {
         let core = &mut self.cores[port];
@@ -560,7 +565,7 @@ impl<'a, P: Limits> World<'a, P> {
             .and_then(Option::as_mut)
             .filter(|kept| !kept.issued);
         let Some(kept) = kept else {
-            self.broken("a port issues what is not staged there");
+            self.broken("a port issues a request that is not staged there");
             return 0;
         };
         (kept.issued, kept.after, kept.live.joined) = (true, after, after.is_some());
@@ -570,7 +575,7 @@ impl<'a, P: Limits> World<'a, P> {
         live.bytes
     }
 
-    /// A command has arrived in its queue, on a host whose CPUs take time.
+    /// Puts a command into its queue, on a host whose CPUs take time.
     fn post(&mut self, id: u32, class: Class) {
         let (port, tag) = (id as usize / self.tags, id as usize % self.tags);
         let Kept { length, op, offset, .. } =
@@ -594,7 +599,7 @@ impl<'a, P: Limits> World<'a, P> {
                 continue;
             }
             let Some(core) = self.cores.get_mut(usize::from(port)) else {
-                self.broken("it wakes a port that there is not");
+                self.broken("a port wakes a port that does not exist");
                 continue;
             };
             if !core.woken {
@@ -617,11 +622,12 @@ impl<'a, P: Limits> World<'a, P> {
         self.quiet();
         let mut wake = PortSet::EMPTY;
         if let Some(at_ns) = self.policy.tick(self.now_ns, &mut wake) {
-            // As with timers: a past deadline must not stop the clock.
+            // A deadline in the past would repeat at the same time for ever, so the next tick is at
+            // least 1 ns later.
             self.agenda.add(at_ns.max(self.now_ns + 1), Event::Tick);
         }
         self.wake(None, wake);
-        // After the tick, in which a policy changes its ratio.
+        // Read after the tick, because a policy changes its ratio in its tick.
         if let Some(weights) = self.policy.class_weights() {
             self.device.weigh(weights);
             self.meter.weigh(self.now_ns, weights);
@@ -634,7 +640,8 @@ impl<'a, P: Limits> World<'a, P> {
     #[inline]
     fn complete(&mut self, id: u32, outcome: Outcome) {
         let (index, first) = (id as usize / self.tags, id % self.tags as u32);
-        // The device's parts are read at the first completions after the warm-up and after the end.
+        // The busy times of the device's parts are read at the first completion after the warm-up
+        // and at the first one after the end.
         if self.meter.is_to_know(self.now_ns) {
             self.meter.used(self.device.usage());
         }
@@ -642,7 +649,7 @@ impl<'a, P: Limits> World<'a, P> {
         self.complete_from(index, Some(first), outcome);
     }
 
-    /// A thread takes a completed request, and goes on.
+    /// A thread takes a completed request, and its place becomes free.
     #[inline]
     fn reap(&mut self, answer: &Reaped) {
         let tenant = self.threads[answer.thread as usize].tenant;
@@ -651,7 +658,7 @@ impl<'a, P: Limits> World<'a, P> {
         self.go_on(thread);
     }
 
-    /// The device fetches as many commands as it has room for.
+    /// Lets the device fetch as many commands as its window has room for.
     #[inline]
     fn fetch(&mut self) {
         if self.device.waiting() > 0 {
@@ -687,12 +694,12 @@ impl<'a, P: Limits> World<'a, P> {
     fn tell_settled(&mut self) {
         let staged = self.cores.iter().map(|core| core.staged).sum();
         let moment = Moment {
-            // Each of these calls `next` later: a core that is woken, a core that comes back, and a
-            // core that is in a verb.
+            // Each of these cores calls `next` later: a core to which a wake-up is in flight, a
+            // core that calls the policy again, and a core in a verb.
             wakes_under_way: self.wakes_under_way + self.clock.going_on + self.in_verbs(),
             staged,
-            // The policy has issued the commands on their way to a queue, and has not completed
-            // those on their way back.
+            // Also counts commands that the policy has issued and that are not in a queue yet, and
+            // commands that the device has completed and the policy has not.
             outstanding: self.device.outstanding() + self.clock.in_hand,
             unfetched: self.device.waiting(),
             idle_slots: self.device.idle_slots(),

@@ -3,17 +3,18 @@
 //! **Model.** Of `count` places the place of rank k is requested in proportion to k^-q (Zipf's
 //! law). Ranks are drawn by rejection from the inverted integral of that curve (Hörmann and
 //! Derflinger, "Rejection-inversion to generate variates from monotone discrete distributions",
-//! 1996): a few logarithms for each, no table, whatever the count. Ranks are scattered over the
-//! device by a multiplication with a prime, so that the most frequent places are not neighbours.
+//! 1996): this takes a few logarithms for each rank and no table, for any count. Ranks are
+//! scattered over the device by a multiplication with a prime, so that the most frequent places are
+//! not neighbours.
 //!
-//! Logarithms are `libm`'s, which gives the same bits on every machine.
+//! The logarithms are those of `libm`, because it gives the same bits on every machine.
 
 use crate::random::Random;
 
 /// A prime that is larger than the number of places of any device, so it has no factor in common
 /// with that number.
 const PRIME: u64 = 0xffff_ffff_ffff_ffc5;
-/// The steps of a number between 0 and 1.
+/// The distance between two numbers that [`uniform`] can return.
 const FRACTION: f64 = 1.0 / (1_u64 << 53) as f64;
 
 /// A sampler.
@@ -44,14 +45,14 @@ impl Zipf {
         zipf
     }
 
-    /// A place, from 0.
+    /// Draws a place, counted from 0.
     #[inline]
     pub(crate) fn place(&self, random: &mut Random) -> u64 {
         let rank = self.rank(random) - 1;
         (u128::from(rank) * u128::from(PRIME) % u128::from(self.count)) as u64
     }
 
-    /// A rank, from 1.
+    /// Draws a rank, counted from 1.
     fn rank(&self, random: &mut Random) -> u64 {
         loop {
             let drawn = self.last + uniform(random) * (self.first - self.last);
@@ -90,7 +91,8 @@ impl Zipf {
 
 /// A number above 0 and at most 1.
 pub(crate) fn uniform(random: &mut Random) -> f64 {
-    // As many bits as a float holds exactly; never 0, whose logarithm does not exist.
+    // Uses as many bits as a float represents exactly. The result is never 0, which has no
+    // logarithm.
     ((random.word() >> 11) + 1) as f64 * FRACTION
 }
 

@@ -1,9 +1,9 @@
 //! Golden digests: the same scenario, policy and seed give the same run, on any machine and in any
 //! build.
 //!
-//! A digest depends on every completion's time, port and tag. When it changes for a reason (a
-//! policy decides otherwise, a profile is calibrated anew), the new digest belongs into the commit
-//! that states the reason.
+//! A digest depends on every completion's time, port and tag. If a digest changes for a known
+//! reason (a change of a policy or of a profile), the commit that states the reason also changes
+//! the digest here.
 
 use fairq_classic::nass::NassConfig;
 use fairq_core::d2fq::Ratio;
@@ -54,7 +54,7 @@ fn twice_the_same_and_another_seed_another_run() {
     assert_ne!(digest(5), digest(6));
 }
 
-/// The same loads where CPUs take time, on two sockets: the digest includes the effects of the
+/// The loads above on two sockets whose CPUs take time: the digest includes the effects of the
 /// simulated host's caches.
 #[test]
 fn the_same_run_on_a_host_for_ever() {
@@ -88,7 +88,7 @@ fn digest_on_two_sockets(policy: AnySubject) -> u64 {
     run.digest
 }
 
-/// The policies that the papers' authors measured, as the laboratory runs them beside fairq's own.
+/// The policies that the papers' authors measured, which the laboratory compares with fairq's own.
 #[test]
 fn the_same_run_of_the_papers_letters_for_ever() {
     let multi = MqfqSubject { slots: 32, threshold: 45 << 10 };
@@ -121,8 +121,8 @@ fn the_same_run_of_the_papers_letters_for_ever() {
     assert_eq!(digests, policies.map(|(_, digest)| digest), "\n{digests:#x?}");
 }
 
-/// The same where cores race: every law holds, two runs are equal, and they differ from a run with
-/// whole verbs.
+/// Where cores race, every law holds, two runs are equal, and they differ from a run in which each
+/// verb runs as a whole.
 #[test]
 fn the_same_run_twice_with_races() {
     let scenario = scenario();

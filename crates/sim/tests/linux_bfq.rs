@@ -1,5 +1,5 @@
-//! The model of Linux's BFQ beside Linux: the loads and figures of `linux_bfq.toml`, which
-//! `bench/oracle` measures.
+//! Compares the model of Linux's BFQ with Linux, by the loads of `linux_bfq.toml` and the figures
+//! there, which `bench/oracle` has measured.
 //!
 //! The test requires all bytes and each share within 15 %, and the order of latencies that differ
 //! by more than 15 %. The file lists the exceptions.
@@ -12,8 +12,8 @@ use fairq_sim::scenario::{Access, Job, SECOND, Scenario, Tenant};
 use fairq_sim::{Got, Run};
 use serde::Deserialize;
 
-/// The requests that the drive works on, and one more: Linux detects a full drive when it has taken
-/// the next request from its scheduler.
+/// The number of requests that the drive executes at a time, plus one: Linux detects a full drive
+/// only when it has taken the next request from its scheduler.
 const SLOTS: u32 = 16 + 1;
 /// The tolerance; a smaller difference counts as none.
 const WITHIN: f64 = 0.15;
@@ -101,8 +101,8 @@ impl Asks {
             "read" => (Access::Sequential, 100),
             other => panic!("rw = {other}"),
         };
-        // fio's time from a completion to the next request, in which others' requests are
-        // dispatched.
+        // The time that fio takes from a completion to the next request; meanwhile requests of
+        // other processes are dispatched.
         let think_ns = 20_000 + self.pause_ms * 1_000_000;
         let job = Job { think_ns, ..Job::random_read(self.kib << 10, self.depth) };
         Job { access, read_percent, ..job }

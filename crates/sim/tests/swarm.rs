@@ -38,7 +38,7 @@ fn git(arguments: &[&str]) -> String {
 /// The place of a failure, and the command that repeats it.
 fn told(test: &str, seed: u64, what: &str) -> String {
     let changes =
-        if git(&["status", "--porcelain"]).is_empty() { "" } else { " and what is not committed" };
+        if git(&["status", "--porcelain"]).is_empty() { "" } else { " with uncommitted changes" };
     format!(
         "seed {seed} at commit {}{changes}: {what}\nagain: FAIRQ_SWARM_SEED={seed} cargo test -p \
          fairq-sim --test swarm {test}",
@@ -71,8 +71,8 @@ fn nothing_is_wrong_under_any_seed() {
     assert!(requests > 0);
 }
 
-/// The same on hosts whose CPUs take time: requests and faults then meet busy cores. In every
-/// second run the cores race.
+/// The swarm on hosts whose CPUs take time, so that requests and faults also arrive at busy cores.
+/// In every second run the cores race.
 #[test]
 fn nothing_is_wrong_where_cpus_take_time() {
     let hosts = [Machine::GOLD_5112, Machine::E5_2630_V3, Machine::FOUR_SOCKETS];
@@ -107,9 +107,10 @@ fn nothing_is_wrong_where_linux_bfq_raises_weights() {
     });
 }
 
-/// The same with the policies of the papers' authors: requests are served once each and in time, no
-/// more than D are outstanding and no fewer while enough wait, virtual time does not go back, and
-/// flows stay within the bounds of MQFQ's theorems, while flows come, go and change their weights.
+/// The swarm with the policies of the papers' authors, while flows come, go and change their
+/// weights: each request is served once and in time, at most D requests are outstanding and exactly
+/// D while enough wait, virtual time does not go back, and flows stay within the bounds of MQFQ's
+/// theorems.
 #[test]
 fn nothing_is_wrong_with_the_papers_policies() {
     nothing_is_wrong("nothing_is_wrong_with_the_papers_policies", FEWER_SEEDS, |seed| {

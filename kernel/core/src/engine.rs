@@ -1,4 +1,4 @@
-//! A scheduler and its ports as C holds them, and the table of schedulers.
+//! The engine behind C's pointer, which is a scheduler with its ports, and the table of schedulers.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use fairq_classic::fiops::FiopsScheduler;
 use fairq_classic::flashfq::FlashFqScheduler;
 use fairq_classic::nass::Limited;
 use fairq_classic::registry::{self, Entry, Error, Keys, Shape};
-use fairq_core::registry::{kyber_fair, mqfq};
+use fairq_core::registry::{d2fq, kyber_fair, mqfq};
 use fairq_core::serial::entry::Alone;
 use fairq_core::sfqd::SfqdScheduler;
 use fairq_core::{ConfigError, FlowId, Policy, Topology, Weight};
@@ -65,7 +65,7 @@ fn made<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<Box<Made<E::Policy<Li
     Ok(Box::new(Made { policy, ports, root }))
 }
 
-/// MQFQ that keeps slots for flows that come back.
+/// MQFQ that keeps slots free for flows that are about to send again.
 type Mqfq = mqfq::Entry<false, true>;
 
 /// The type that all policies behind a lock share, so that their verbs are compiled once.
@@ -75,6 +75,7 @@ type Serial = <Alone<SfqdScheduler> as Entry>::Policy<Linux>;
 pub(crate) enum Engine {
     Mqfq(Box<Made<<Mqfq as Entry>::Policy<Linux>>>),
     KyberFair(Box<Made<<kyber_fair::Entry as Entry>::Policy<Linux>>>),
+    D2fq(Box<Made<<d2fq::Entry as Entry>::Policy<Linux>>>),
     Serial(Box<Made<Serial>>),
 }
 
@@ -84,6 +85,7 @@ macro_rules! with {
         match $engine {
             Engine::Mqfq($made) => $call,
             Engine::KyberFair($made) => $call,
+            Engine::D2fq($made) => $call,
             Engine::Serial($made) => $call,
         }
     };
@@ -96,8 +98,10 @@ pub(crate) struct Scheduler {
     /// Its name in Linux: the core's, unless Linux has a scheduler of that name.
     pub(crate) name: &'static str,
     policy: &'static str,
-    /// The knob whose default comes from the device's depth.
+    /// The knob whose default comes from the device's depth; empty: there is none.
     depth: &'static str,
+    /// Whether it needs a device with queue classes.
+    pub(crate) needs_classes: bool,
     build: fn(Keys<'_>, &Shape) -> Result<Engine, Refused>,
 }
 
@@ -109,18 +113,20 @@ macro_rules! schedulers {
                 name: $name,
                 policy: <$entry as Entry>::NAME,
                 depth: $depth,
+                needs_classes: <$entry as Entry>::PROMISES.needs_classes,
                 build: |keys, shape| made::<$entry>(keys, shape).map(Engine::$variant),
             },
         )*];
     };
 }
 
-// A scheduler is added by a line here; the module's aliases are in ../module/main.c.
+// To add a scheduler, add a line here, and an alias in ../module/main.c.
 schedulers! {
     "mqfq": Mqfq, Mqfq, "slots";
     "mqfq-serial": Mqfq, mqfq::Entry<true, true>, "slots";
     "sfqd": Serial, Alone<SfqdScheduler>, "slots";
     "kyber-fair": KyberFair, kyber_fair::Entry, "busy";
+    "d2fq": D2fq, d2fq::Entry, "";
     "fairq-cfq": Serial, Alone<CfqScheduler>, "slots";
     "fairq-bfq": Serial, Alone<BfqScheduler>, "slots";
     "flashfq": Serial, Alone<FlashFqScheduler>, "slots";
@@ -150,7 +156,8 @@ impl Scheduler {
     }
 
     fn with_usual<'a>(&self, keys: Keys<'a>, shape: &Shape) -> Vec<(&'a str, u64)> {
-        [self.usual(shape)].into_iter().chain(keys.iter().copied()).collect()
+        let usual = Some(self.usual(shape)).filter(|(knob, _)| !knob.is_empty());
+        usual.into_iter().chain(keys.iter().copied()).collect()
     }
 
     /// Builds the scheduler for a shape.

@@ -3,8 +3,8 @@
 //! `module/core.h` declares these functions; the two are changed together.
 //!
 //! **Duties of C.** Each port has a lock that C holds with interrupts off around every function
-//! that takes a port. The locks inside are the kernel's and switch interrupts off themselves.
-//! `fairq_core_new` may sleep.
+//! that takes a port. The schedulers' own locks are spin locks of the kernel, and switch interrupts
+//! off themselves. `fairq_core_new` may sleep.
 //!
 //! **Guarantees.** Outside of `table`, no function but `fairq_core_new` allocates or can panic. All
 //! memory is lent by C (`fairq_core_lend`). The memory in which an engine was built belongs to the
@@ -21,8 +21,8 @@ use alloc::boxed::Box;
 
 use engine::{Engine, Handle, Refused, with};
 use fairq_core::{
-    DepthState, FlowId, Growth, Held, Next, Op, Outcome, Policy, Port, PortSet, Request,
-    SubmitError, Submitted, Tag, Weight,
+    Class, ClassWeights, DepthState, FlowId, Growth, Held, Next, Op, Outcome, Policy, Port,
+    PortSet, Request, SubmitError, Submitted, Tag, Weight,
 };
 use table::{Change, Key};
 
@@ -139,7 +139,42 @@ unsafe extern "C" fn fairq_core_new(wanted: &Wanted, engine: &mut *mut Engine) -
     }
 }
 
-/// Submits a request. Returns 0: staged; 1: to be issued at once; negative: refused.
+/// Whether a scheduler needs a device with queue classes.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_needs_classes(scheduler: u32) -> bool {
+    engine::ALL.get(scheduler as usize).is_some_and(|scheduler| scheduler.needs_classes)
+}
+
+/// Commands of each class in a round of the device.
+#[repr(C)]
+struct Weights {
+    high: u16,
+    medium: u16,
+    low: u16,
+}
+
+/// The weights of the classes; `false` for a scheduler without classes.
+#[unsafe(no_mangle)]
+extern "C" fn fairq_core_class_weights(engine: &Engine, weights: &mut Weights) -> bool {
+    let wanted = with!(engine, made => made.policy.class_weights());
+    let wanted = wanted.map(|ClassWeights { high, medium, low }| Weights { high, medium, low });
+    wanted.map(|wanted| *weights = wanted).is_some()
+}
+
+/// The answer to a submission: 0: staged; otherwise the number of the class, in the order of NVMe's
+/// queue priorities, plus 1.
+fn issued(said: Submitted) -> i32 {
+    match said {
+        Submitted::Staged => 0,
+        Submitted::Issue { class: Class::Urgent } => 1,
+        Submitted::Issue { class: Class::High } => 2,
+        Submitted::Issue { class: Class::Medium } => 3,
+        Submitted::Issue { class: Class::Low } => 4,
+    }
+}
+
+/// Submits a request. Returns 0: staged; positive: to be issued at once ([`issued`]); negative:
+/// refused.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -159,20 +194,16 @@ unsafe extern "C" fn fairq_core_submit(
         };
         let mut woken = PortSet::EMPTY;
         let mut said = port.submit(now_ns, &request(order.flow.flow()), &mut woken);
-        // The request belongs to a cgroup that is gone, for instance a late writeback.
+        // The request's cgroup has been removed, as in a late writeback, so root is charged.
         if said == Err(SubmitError::NoSuchFlow) {
             said = port.submit(now_ns, &request(made.root), &mut woken);
         }
         wake.add(woken);
-        match said {
-            Ok(Submitted::Staged) => 0,
-            Ok(Submitted::Issue { .. }) => 1,
-            Err(_) => -1,
-        }
+        said.map_or(-1, issued)
     })
 }
 
-/// Gives the next step of a port.
+/// Returns the next step of a port.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -219,8 +250,8 @@ unsafe extern "C" fn fairq_core_complete(
     });
 }
 
-/// Takes back an issued request that the device has not begun. Returns 0: staged again; 1: to be
-/// issued at once; negative: it was not issued.
+/// Requeues an issued request that the device has not begun. Returns 0: staged again; positive: to
+/// be issued at once ([`issued`]); negative: it was not issued.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -238,11 +269,7 @@ unsafe extern "C" fn fairq_core_requeue(
         let mut woken = PortSet::EMPTY;
         let said = port.requeue(now_ns, Tag(tag), &mut woken);
         wake.add(woken);
-        match said {
-            Some(Submitted::Staged) => 0,
-            Some(Submitted::Issue { .. }) => 1,
-            None => -1,
-        }
+        said.map_or(-1, issued)
     })
 }
 
@@ -296,7 +323,7 @@ unsafe extern "C" fn fairq_core_cancel(
     })
 }
 
-/// Whether `fairq_core_next` may have a request or a time to wait until.
+/// Whether `fairq_core_next` may return a request or a time until which to wait.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -306,7 +333,7 @@ unsafe extern "C" fn fairq_core_has_work(engine: &Engine, port: u32) -> bool {
     with!(engine, made => unsafe { made.port(port) }.is_some_and(|port| port.has_work()))
 }
 
-/// Whether a flow may have another request on this port; a limit leaves tags to other flows.
+/// Whether a flow may have another request on this port; the limit leaves tags for other flows.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.
@@ -325,7 +352,11 @@ extern "C" fn fairq_core_root(engine: &Engine) -> Handle {
     with!(engine, made => Handle::of(made.root))
 }
 
-fn weight(of_256ths: u32) -> Weight {
+/// The weight of a flow of which C knows the part of the whole: all of it is the largest weight.
+/// The thresholds of D2FQ are bytes at weight 100, which a flow with two thirds of the drive has
+/// there.
+fn weight(engine: &Engine, of_256ths: u32) -> Weight {
+    let of_256ths = if matches!(engine, Engine::D2fq(_)) { of_256ths / 64 } else { of_256ths };
     let most = Weight::MAX.in_256ths();
     Weight::of_256ths(of_256ths.clamp(Weight::LEAST_256THS, most)).unwrap_or(Weight::DEFAULT)
 }
@@ -333,7 +364,7 @@ fn weight(of_256ths: u32) -> Weight {
 /// Adds a flow of this weight, in 256ths; `false` if there are already as many flows as possible.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_add_flow(engine: &Engine, of_256ths: u32, flow: &mut Handle) -> bool {
-    let added = with!(engine, made => made.policy.add_flow(weight(of_256ths)));
+    let added = with!(engine, made => made.policy.add_flow(weight(engine, of_256ths)));
     added.map(|added| *flow = Handle::of(added)).is_ok()
 }
 
@@ -357,10 +388,10 @@ unsafe extern "C" fn fairq_core_set_weights(engine: &Engine, weighed: *const Wei
     let weighed = unsafe { core::slice::from_raw_parts(weighed, count as usize) };
     let mut weights = [(Handle::NONE.flow(), Weight::DEFAULT); WEIGHTS];
     for (to, from) in weights.iter_mut().zip(weighed) {
-        *to = (from.flow.flow(), weight(from.of_256ths));
+        *to = (from.flow.flow(), weight(engine, from.of_256ths));
     }
     let weights = &weights[..weighed.len().min(WEIGHTS)];
-    // This is a change of computed weights, so measurements of the flows continue.
+    // The weights are computed from those of cgroups and change often, so measurements continue.
     with!(engine, made => made.policy.set_weights(weights));
 }
 
@@ -436,8 +467,8 @@ unsafe extern "C" fn fairq_core_tell_flow(
     };
 }
 
-/// The numbers behind the port's last decision: about this request, or with `u32::MAX` about why
-/// none may be issued.
+/// The numbers behind the port's last decision about this request or, for `u32::MAX`, behind its
+/// decision to issue none.
 ///
 /// # Safety
 /// The caller follows the rules in the module header.

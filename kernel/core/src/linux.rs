@@ -16,7 +16,7 @@ unsafe extern "C" {
     /// Takes a lock and switches interrupts off; returns the flags that [`fairq_unlock`] restores.
     fn fairq_lock(lock: *mut LockWords) -> usize;
     fn fairq_unlock(lock: *mut LockWords, flags: usize);
-    /// Writes the text to the kernel's log and stops like a fault of the kernel's own.
+    /// Writes the text to the kernel's log and calls the kernel's `BUG()`. It does not return.
     fn fairq_panicked(text: *const u8, length: usize) -> !;
 }
 
@@ -35,13 +35,13 @@ impl Platform for Linux {
 /// Space for a spin lock of any kernel; `FAIRQ_LOCK_WORDS` in `module/core.h`.
 type LockWords = [u64; 12];
 
-/// A spin lock of the kernel's, which is held with interrupts off.
+/// A spin lock of the kernel; interrupts are off while it is held.
 pub(crate) struct SpinLock<T> {
     lock: UnsafeCell<LockWords>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached under the lock.
+// SAFETY: the value is accessed only under the lock.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 /// The kind of a lock: a hash of its value's type.
@@ -76,8 +76,8 @@ impl<T: Send + 'static> Lock<T> for SpinLock<T> {
 }
 
 /// Memory that C lends for some calls. It is allocated from the front; only the last piece can be
-/// freed, or grow. The pieces of a scheduler stay: C frees its memory as a whole. Allocations fail
-/// if no memory is lent, or if it is used up.
+/// freed, or grow. The pieces of a scheduler are never freed one by one, because C frees its whole
+/// memory. Allocations fail if no memory is lent, or if it is used up.
 ///
 /// C lends to one call at a time, so the words need no ordering.
 struct Lent {
@@ -181,7 +181,7 @@ impl Write for Line {
     }
 }
 
-/// Building a scheduler may panic if it has a fault; verbs cannot (`checks/no-std`).
+/// A bug in the construction of a scheduler may panic; verbs cannot (`checks/no-std`).
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     let mut line = Line { text: [0; 160], length: 0 };

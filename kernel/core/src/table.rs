@@ -1,8 +1,7 @@
-//! The schedulers and their knobs as C reads them: names, values as text, and the change that each
-//! knob makes.
+//! The schedulers and their knobs for C: names, values as text, and the effect of each knob.
 //!
-//! `module/core.h` declares these functions. All of them may sleep: lists of knobs are built in
-//! memory.
+//! `module/core.h` declares these functions. All of them may sleep, because they allocate lists of
+//! knobs.
 
 use core::fmt::Write;
 
@@ -87,8 +86,8 @@ fn knob(scheduler: &Scheduler, number: u32) -> Option<Knob> {
     scheduler.knobs(&[], &usual()).get(number as usize).map(|(knob, _)| *knob)
 }
 
-/// The keys of C by their names. It is not inlined, because its caller then builds a scheduler on
-/// the rest of the stack.
+/// Returns C's keys with the knobs' names in place of their numbers. The function is not inlined,
+/// because its caller then builds a scheduler on the rest of the stack.
 ///
 /// # Safety
 /// `keys` points to `count` keys.
@@ -168,7 +167,8 @@ fn parse(knob: &Knob, text: &str) -> Option<u64> {
     if let Some(value) = knob.word(text) {
         return Some(value);
     }
-    let text = text.strip_prefix(knob.prefix)?;
+    // A number alone, too: `hl` shows the ratio that is in force.
+    let text = text.strip_prefix(knob.prefix).unwrap_or(text);
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match (knob.unit, unit) {
@@ -229,8 +229,8 @@ unsafe extern "C" fn fairq_core_value(
     text.length
 }
 
-/// The change that setting a knob makes to a running scheduler. `is_given`: to this value,
-/// otherwise to the default.
+/// The change that setting a knob makes to a running scheduler. With `is_given` the knob is set to
+/// this value, otherwise to its default.
 #[unsafe(no_mangle)]
 extern "C" fn fairq_core_change(
     number: u32,

@@ -4,9 +4,9 @@
 >>> table = fairq.run("my.toml", policies=["none", "mqfq"])
 >>> table = fairq.sweep("my.toml", {"tenant.db.weight": [100, 300, 1000]}, seeds=10)
 
-A scenario is a file as `fairq lab run` takes it (docs/fairq.scenario.toml has every key), its text,
-or the same as a dict. What comes out is an Arrow table with a row for each tenant of each run; the
-same scenario, policy and seed give the same bytes on any machine.
+A scenario is the path of a file for `fairq lab run` (docs/fairq.scenario.toml has every key), the text
+of such a file, or a dict with the same keys. The result is an Arrow table with a row for each tenant of
+each run; the same scenario, policy and seed give the same bytes on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import _fairq
 
 __all__ = ["Scenario", "policies", "run", "sweep"]
 
-#: A file's path (it ends with .toml), the text of one, or its values.
+#: The path of a scenario file (it ends with .toml), the text of such a file, or a dict with its keys.
 Scenario = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 _HISTOGRAM = pa.list_(pa.struct([("ns", pa.uint64()), ("count", pa.uint64())]))
@@ -39,7 +39,7 @@ _MEASURED = [
     ("p999_ns", pa.uint64()),
     ("slowdown", pa.float64()),
 ]
-#: How busy the device's parts were, from 0 to 1, how full its buffer was, and how many times each write was written.
+#: Utilization of the device's parts (0 to 1), the filled part of its buffer, and its write amplification.
 _DEVICE = [
     "controller",
     "reads",
@@ -85,7 +85,7 @@ def run(
     histograms: bool = False,
     executor: Executor | None = None,
 ) -> pa.Table:
-    """Runs a scenario, and all that it sweeps, under each policy. `sweep` says what is what."""
+    """Runs a scenario, with its own `[sweep]`, under each policy. `sweep` describes arguments and result."""
     return sweep(
         scenario, {}, policies, seeds=seeds, seed=seed, alone=alone, histograms=histograms, executor=executor
     )
@@ -102,39 +102,41 @@ def sweep(
     histograms: bool = False,
     executor: Executor | None = None,
 ) -> pa.Table:
-    """Runs every combination of values of some keys.
+    """Runs a scenario with every combination of values of some keys.
 
     over: keys by their path (`"tenant.db.weight"`, `"tenant.*.depth"`, `"device"`), each with its
-        values; beside what the scenario's own `[sweep]` has.
-    policies: as `fairq bench --policy` has them.
-    seeds, seed: run on so many seeds, from this one on (if it is not given, from the scenario's).
-    alone: run each tenant alone first, which gives `slowdown`: the bytes it gets alone over those
-        it got.
-    histograms: a column of latencies in nanoseconds, with the number of requests that took so long.
-    executor: where the work is done: any `concurrent.futures` executor, such as Dask's
-        (`client.get_executor()`). Files that a scenario names (traces, profiles) must be there.
-        If it is not given, threads of this process, one for each CPU.
+        values, in addition to the keys of the scenario's own `[sweep]`.
+    policies: names with keys, as for `fairq bench --policy`.
+    seeds, seed: the number of seeds, and the first of them (by default the scenario's seed).
+    alone: also run each tenant alone, for `slowdown`: the bytes that it gets alone divided by those
+        that it gets beside the others.
+    histograms: adds the column `histogram`: latencies in nanoseconds, with their numbers of requests.
+    executor: runs the work: any `concurrent.futures` executor, such as Dask's
+        (`client.get_executor()`). Its workers need the files that a scenario names (traces, profiles).
+        By default threads of this process, one for each CPU.
 
-    Gives a table with a column for each key, and `seed`, `policy`, `tenant`, `weight`, `entitled`,
-    `share` (both of all bytes), `iops`, `bytes_per_s`, `mean_ns`, `p50_ns`, `p99_ns`, `p999_ns`,
-    `slowdown`; and of the run, alike in the rows of all its tenants, how busy the device's parts were,
-    from 0 to 1 (`device_controller`, its dies by what they did, `device_reads`, `device_programs`,
-    `device_moves`, `device_erases`, then `device_channels`, `device_link_out`, `device_link_in`), how
-    full its buffer was (`device_buffer`), and how many times each write was written
-    (`device_amplification`, null unless `mapping = "pages"`). Raises ValueError if the scenario cannot be, with the line and the cure, and
-    RuntimeError if a policy broke a law.
+    Returns a table with a column for each key, and `seed`, `policy`, `tenant`, `weight`, `entitled`,
+    `share` (both as parts of all bytes), `iops`, `bytes_per_s`, `mean_ns`, `p50_ns`, `p99_ns`,
+    `p999_ns`, `slowdown`. Further columns describe the device, with the same values for all tenants of
+    a run: the utilization of its parts from 0 to 1 (`device_controller`; of the dies `device_reads`,
+    `device_programs`, `device_moves`, `device_erases`; `device_channels`, `device_link_out`,
+    `device_link_in`), the filled part of its buffer (`device_buffer`), and its write amplification
+    (`device_amplification`, null unless `mapping = "pages"`).
+
+    Raises ValueError with the line and the cure if the scenario cannot run, and RuntimeError if a
+    policy broke one of the laws that the laboratory checks in each run.
     """
     if isinstance(policies, str):
         raise ValueError("policies is a list of names: write [\"mqfq\"]")
     if seeds < 1:
-        raise ValueError(f"seeds is {seeds}: there is at least one")
+        raise ValueError(f"seeds is {seeds}: it has to be at least one")
     names = list(policies)
     if not names:
-        raise ValueError("policies is empty: there is at least one")
+        raise ValueError("policies is empty: name at least one")
     text, is_json, name, folder = _read(scenario)
     pairs = json.dumps([[key, list(values)] for key, values in over.items()])
     points = _fairq.points(text, is_json, name, folder, pairs)
-    # Tenants are run alone once for all policies.
+    # With `alone`, one unit has all policies, because the runs of tenants alone do not depend on them.
     together = [",".join(names)] if alone else names
     units = [
         (
@@ -152,7 +154,7 @@ def sweep(
 
 
 def _read(scenario: Scenario) -> tuple[str, bool, str, str]:
-    """Its text, whether that is JSON, what to call it, and the folder that paths are relative to."""
+    """The scenario's text, whether it is JSON, its name in messages, and the folder of its relative paths."""
     if isinstance(scenario, Mapping):
         return json.dumps(scenario), True, "the scenario", ""
     shown = os.fspath(scenario)
@@ -181,7 +183,7 @@ def _table(units: list[tuple[list[list[Any]], _Unit]], executor: Executor, histo
     finally:
         for future in futures:
             future.cancel()
-    # A seed that is swept has its column anyway.
+    # A swept seed needs no column of its own: there is a column `seed` in any case.
     keys = list(dict.fromkeys(key for settings, _ in units for key, _ in settings if key != "seed"))
     columns = {key: _values([row[key] for row in rows]) for key in keys}
     columns |= {"seed": pa.array([row["seed"] for row in rows], pa.uint64())}
@@ -194,7 +196,7 @@ def _table(units: list[tuple[list[list[Any]], _Unit]], executor: Executor, histo
 
 
 def _values(values: list[Any]) -> pa.Array:
-    """A column of swept values; those that Arrow has no common type for become JSON."""
+    """A column of swept values; values without a common type in Arrow become JSON texts."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -1,6 +1,7 @@
-//! The floor of a vhost-user-blk server: `floor SOCKET QUEUES POLL_US` takes descriptors and returns
-//! them as successful requests, without a look at their content, by the library that rust-vmm has
-//! for that. Each queue has a thread, which polls for POLL_US microseconds before it sleeps.
+//! The floor of a vhost-user-blk server: `floor SOCKET QUEUES POLL_US` takes descriptors and
+//! returns them as successful requests, without reading their content, with rust-vmm's library for
+//! vhost-user servers. Each queue has a thread, which polls for POLL_US microseconds before it
+//! sleeps.
 
 use std::io;
 use std::os::unix::process::CommandExt;

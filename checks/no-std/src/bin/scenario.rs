@@ -177,8 +177,8 @@ extern "C" fn main() -> ! {
             exit(3);
         }
     }
-    // The device here has no classes, so nobody is slowed down: that requests come and go is what
-    // can be shown.
+    // This device has no classes, so no flow is throttled. The scenario can only show that all
+    // requests are served.
     let config = D2fqConfig::new(Topology::flat(PORTS), FLOWS, FLOWS * DEPTH);
     let d2fq = D2fq::<Native>::new(config).ok().and_then(closed_loop);
     if d2fq.is_none_or(|[a, b]| a.abs_diff(b) > 4) {

@@ -1,10 +1,10 @@
 //! `fairq device probe nvme-soft,…`: whether the queue classes of a controller really differ in
 //! speed.
 //!
-//! Two loads, both with more requests than the controller fetches at a time, one in the high class
-//! and one in the low, at H/L ratios of 1, 8 and 64. The scheduler that puts them there is `d2fq`
-//! itself with a fixed ratio: one load is entitled to ten thousand times the other's service and
-//! never gets it, so it is always behind, and the other always ahead.
+//! The probe runs two loads, both with more requests than the controller fetches at a time, one in
+//! the high class and one in the low class, at H/L ratios of 1, 8 and 64. `d2fq` itself, with a
+//! fixed ratio, selects these classes: one load has ten thousand times the weight of the other, so
+//! it is always behind its share and stays in the high class, and the other is always ahead.
 //!
 //! Classes have an effect only while commands wait in both. Whenever another program has the CPU
 //! for a millisecond, the class that is served faster runs empty and the other class gets its
@@ -39,7 +39,8 @@ const RATIOS: [u16; 3] = [1, 8, 64];
 const WITHIN: f64 = 3.0;
 /// Each ratio is measured this many times, each for a part of its time.
 const ROUNDS: u32 = 4;
-/// The requests of each load: more than a device like a Z-SSD serves of each in 0.6 ms.
+/// The requests of each load: 512 are in flight, more than a device like a Z-SSD serves in
+/// 0.6 ms.
 const LOAD: &str = "bs:4k,depth:256,jobs:2";
 /// A load that is preempted more often than this a second has not kept the queues full: each
 /// preemption may last milliseconds.
@@ -102,7 +103,8 @@ pub(super) fn run(device: &str, args: &ProbeArgs) -> anyhow::Result<()> {
     // The flags are shared with the probe of a file, where a profile is derived.
     if let Some((flag, _)) = foreign.iter().find(|(_, given)| *given) {
         return Err(Refusal::new(format!(
-            "{flag} is for a profile, and of nvme-soft only the classes are probed: leave it out"
+            "{flag} is for the probe of a profile, and for nvme-soft only the classes are probed: \
+             leave it out"
         ))
         .into());
     }
@@ -200,14 +202,14 @@ fn verdict(outcomes: &[Outcome]) -> String {
              as it was loaded here."
         ),
         Finding::Alike => {
-            "The classes do not differ by their weights: what is outstanding does not wait in \
-             the queues. The \
-             device is faster\nthan its clients here, or fetches too much at a time: a smaller \
-             window, or use mqfq."
+            "The classes do not differ by their weights: outstanding commands do not wait in the \
+             queues. The device is faster\nthan its clients here, or fetches too much at a time: \
+             configure a smaller window, or use mqfq."
                 .into()
         }
         Finding::Unknown => format!(
-            "It is not known whether the classes differ: others had the CPU {preempted:.0} times a \
+            "It is not known whether the classes differ: other programs had the CPU {preempted:.0} \
+             times a \
              second, and meanwhile the \
              queues ran empty.\nTry again when the machine has nothing else to do."
         ),
@@ -243,7 +245,7 @@ mod tests {
         assert!(verdict(&outcomes([1.0, 7.0, 30.0], 400.0)).contains("up to 30:1"));
         assert!(
             verdict(&outcomes([1.0, 4.0, 9.0], 400.0))
-                .contains("not known whether the classes differ: others had the CPU 400 times")
+                .contains("whether the classes differ: other programs had the CPU 400 times")
         );
         assert!(verdict(&outcomes([1.0, 4.0, 9.0], 10.0)).contains("do not differ"));
     }

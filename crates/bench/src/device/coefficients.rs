@@ -78,8 +78,8 @@ impl Coefficients {
             format!("\n{name:<6} {random:>8} {sequential:>11} {kib:>8}")
         };
         let mut text = format!(
-            "Costs, in bytes of a random read of 4 KiB: base of a random and of a sequential \
-             request, and each KiB.\n{:<6} {:>8} {:>11} {:>8}",
+            "Costs in equivalent bytes (a random read of 4 KiB costs 4096): the base of random and \
+             of sequential requests, and each KiB.\n{:<6} {:>8} {:>11} {:>8}",
             "", "random", "sequential", "KiB"
         );
         text += &line("read", self.read);
@@ -87,7 +87,7 @@ impl Coefficients {
             text += &line("write", write);
         }
         if let Some(percent) = self.write_percent {
-            text += &format!("\nWhere bytes are counted: write-cost={percent}%");
+            text += &format!("\nFor policies that count bytes: write-cost={percent}%");
         }
         text + &format!("\nThe kernel's io.cost.model: {}", self.io_cost_model)
     }

@@ -85,15 +85,7 @@ fn list(json: bool) -> anyhow::Result<()> {
         return write_out(&serde_json::to_string_pretty(&summaries)?);
     }
     let mut table = plain_table();
-    table.set_header([
-        "profile",
-        "queues",
-        "window",
-        "WRR",
-        "read latency",
-        "read IOPS",
-        "what it is",
-    ]);
+    table.set_header(["profile", "queues", "window", "WRR", "read latency", "read IOPS", "drive"]);
     for summary in summaries {
         let latency = summary.latency_us.map_or("–".into(), |us| show_duration(us * 1e3));
         table.add_row([
@@ -185,7 +177,7 @@ fn describe(profile: &Profile) -> String {
             wrr_in_words(host.wrr)
         ),
         format!(
-            "  controller  a read {} and {} beside; a write {} and {}; {}",
+            "  controller  a read takes {} here and {} fixed; a write {} and {}; {}",
             time(controller.read_us),
             time(controller.read_fixed_us),
             time(controller.write_us),

@@ -47,7 +47,7 @@ const SMALLEST: u64 = 1 << 20;
 pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     if args.seconds.0 < 10_000_000 {
         return Err(Refusal::new(
-            "seconds: less than 10 ms a point says nothing: write --seconds 1, say",
+            "seconds: less than 10 ms a point is too short to measure: write --seconds 1, say",
         )
         .into());
     }
@@ -63,7 +63,7 @@ pub(crate) fn run(args: ProbeArgs) -> anyhow::Result<()> {
     let capacity = device.info().sizes.first().copied().unwrap_or(0);
     if capacity < SMALLEST {
         let text = format!(
-            "{}: has {}: less than 1M says nothing",
+            "{}: has {}: less than 1M is too small to measure",
             args.path.display(),
             exact_size(capacity)
         );
@@ -115,23 +115,21 @@ fn report(
         return write_out(&serde_json::to_string_pretty(&object)?);
     }
     let mut text = points_table(&points);
-    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Not to be \
-     told from outside and \
-             assumed:\npages, channels, buffer, what clearing old data costs, queues, WRR, \
-             protection against power loss.\n\
+    text += "\n\nDerived: turns, fixed times, link, dies and their read time, window. Assumed, \
+             because it cannot be measured from outside:\npages, channels, buffer, the cost of \
+             clearing old data, queues, WRR, protection against power loss.\n\
              (WRR: the kernel's driver does not use it, and a block device shows neither classes \
              nor whether the controller \
              offers any.)\n\n";
     text += &costs.text();
     text += "\n";
     if !place.may_write {
-        text += "Writes were not measured and are taken to be like reads: give a directory for a \
-         scratch file, or \
-                 --overwrite\nif what is there may be lost.\n";
+        text += "Writes were not measured and are assumed to be like reads: give a directory for a \
+                 scratch file, or --overwrite\nif the data there may be lost.\n";
     }
     if place.has_holes {
-        text += "Parts of this file were never written: reading those does not reach the disk, so \
-         the figures are too good.\n";
+        text += "Parts of this file were never written: reads of these parts do not reach the \
+                 disk, so the figures are too good.\n";
     }
     text += &match &args.output {
         Some(path) => format!("\nWritten to {0}: fairq device show {0}", path.display()),
@@ -246,7 +244,8 @@ impl Gauge {
         points.push(self.point(sequential, bytes, depth.min(most), &large));
         // Not a point of the profile: the model of a device has no faster path for these.
         let small = self.measure(sequential, SMALL, depth.min(most))?;
-        // Depth 1 gives the latency, the others the growth of the rate.
+        // The measurement at depth 1 gives the latency, and those at larger depths give the growth
+        // of the rate.
         let mut fastest = 0.0f64;
         for depth in std::iter::successors(Some(1u32), |depth| depth.checked_mul(2))
             .take_while(|&depth| depth <= most)

@@ -16,9 +16,9 @@
 //!
 //! **Bounds of loops.** A swap of a domain's word fails when another port has taken or returned a
 //! token: each failure is another verb's progress. A grant fails if another thread has granted the
-//! port a token and cleared its bit: no call grants more tokens, or finds more bits, than there are
-//! ports that went to wait in the meantime and before. A port returns at most the tokens that it
-//! was granted, which the depth bounds.
+//! port a token and cleared its bit: a call grants at most as many tokens, and finds at most as
+//! many bits, as there are ports that began to wait before or during the call. A port returns at
+//! most the tokens that it was granted, which the depth bounds.
 //!
 //! **No wake-up is lost.** A port that finds no token sets its bit in the domain's `waiting` word
 //! and *then* tries again; a port that makes a token free (or raises the depth) *then* reads
@@ -121,8 +121,8 @@ impl<P: Platform> Depths<P> {
     #[inline]
     pub(super) fn enlist(&self, domain: Domain, port: PortId) {
         let waiting = self.tokens(domain).waiting.set();
-        // A load first, so that a port that is already marked does not take the cache line from
-        // others.
+        // The load comes first, so that a port that is already marked does not take the cache line
+        // from others.
         if !waiting.contains(port, Ordering::SeqCst) {
             waiting.insert(port, Ordering::SeqCst);
         }
@@ -133,7 +133,8 @@ impl<P: Platform> Depths<P> {
     /// the port to wake.
     #[inline]
     pub(super) fn release(&self, domain: Domain, port: PortId, keeps: bool) -> PortSet {
-        // The round after the port before it begins with the port itself, if it waits.
+        // `pass` tries the ports after its argument, in cyclic order. So with the port before this
+        // one as its argument it tries this port first.
         let before = PortId(port.0.wrapping_sub(1));
         self.pass(domain, if keeps { before } else { port }, None)
     }
@@ -144,7 +145,7 @@ impl<P: Platform> Depths<P> {
     pub(super) fn give_back(&self, port: PortId, has: impl Fn(Domain) -> bool) -> PortSet {
         let mut wake = PortSet::EMPTY;
         for domain in Domain::ALL {
-            // Not to the port itself: its bit may still be set, and it needs no token.
+            // The port itself is left out, because its bit may still be set, and it needs no token.
             while !has(domain) && self.take_grant(domain, port) {
                 wake.extend(self.pass(domain, port, Some(port)));
             }
@@ -167,7 +168,7 @@ impl<P: Platform> Depths<P> {
         P::fence();
         let mut wake = PortSet::EMPTY;
         loop {
-            // From the first port on.
+            // The round begins with the first port.
             let woken = self.offer(domain, LAST, None);
             if woken.is_empty() {
                 return wake;

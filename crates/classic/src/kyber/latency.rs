@@ -1,9 +1,9 @@
 //! Latency histograms, and the depths that follow from them.
 //!
-//! **Histograms.** For reads, writes and discards each, two: the *total* latency (submit to
-//! complete) and the *device's* (issue to complete). A bucket is a quarter of the domain's target
-//! wide: four *good* buckets up to the target, four *bad* ones beyond, the last for everything
-//! above 7/4 of it. Each port counts in words that it alone writes; `tick` adds them up.
+//! **Histograms.** Reads, writes and discards have two each: one of the *total* latency (submit to
+//! complete) and one of the *device's* (issue to complete). A bucket is a quarter of the domain's
+//! target wide: four *good* buckets up to the target, four *bad* ones beyond, the last for
+//! everything above 7/4 of it. Each port counts in words that it alone writes; `tick` adds them up.
 //!
 //! **Depths** (each tick, 100 ms). The device is *congested* if the 90th percentile of any domain's
 //! device latency is in a bad bucket. Then the depth of each domain is multiplied by its 99th
@@ -74,7 +74,8 @@ impl<P: Platform> Latencies<P> {
             return;
         };
         for (words, ns) in [(total, total_ns), (device, device_ns)] {
-            // Capped at twice the target, times 2^62 / target: at most 2^63.
+            // The latency is capped at twice the target, so its product with 2^62 / target is at
+            // most 2^63.
             let quarters = (ns.min(2 * target) * scale) >> 60;
             if let Some(word) = words.get((quarters as usize).min(BUCKETS - 1)) {
                 word.store(word.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -162,8 +163,8 @@ impl Adjuster {
             };
             self.total[domain].add(now_ns, news(sum.total, seen.total));
             self.device[domain].add(now_ns, news(sum.device, seen.device));
-            // Not `||`: a window that gives a percentile begins anew, so each one is read
-            // regardless of the others.
+            // This does not use `||`: a window that gives a percentile begins anew, so each window
+            // is read regardless of the others.
             congested |=
                 self.device[domain].percentile(now_ns, 90).is_some_and(|bucket| bucket >= GOOD);
         }
@@ -251,7 +252,8 @@ mod tests {
         record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
         record(&latencies, Domain::Write, 600, MS, MS);
         assert_eq!(adjuster.adjust(0, &latencies, [128, 128, 64, 16], MOST), [256, 32, 64, 16]);
-        // Too few writes for a percentile: their last one counts once more, and only once.
+        // There are too few writes for a percentile, so their last percentile counts once more, and
+        // only once.
         for expected in [8, 32] {
             record(&latencies, Domain::Read, 600, 6 * MS, 3 * MS);
             record(&latencies, Domain::Write, 1, MS, MS);

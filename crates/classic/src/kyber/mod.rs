@@ -12,13 +12,13 @@
 //! and changes the depths towards the targets (`latency`). A returned token goes to the ports that
 //! wait for one, in turn, so that no port starves beside another, however small the depth.
 //!
-//! **Left out.** It knows no flows beyond counting them: a flow that sends more gets more. Weights
-//! mean nothing here; [`kyber_fair`](fairq_core::kyber_fair) adds them. It is work-conserving
+//! **Left out.** Kyber only counts the requests of flows: a flow that sends more gets more. Weights
+//! have no effect here; [`kyber_fair`](fairq_core::kyber_fair) adds them. It is work-conserving
 //! within the depths, and holds back requests beyond them on purpose.
 //!
 //! **Knobs** ([`KyberConfig`]). The targets, 2 ms for reads and 10 ms for writes (discards: 5 s);
-//! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`:
-//! adjacent requests as one command, with one token.
+//! the depths, 256, 128, 64 and 16, which are also the most that they grow back to. `merge_bytes`
+//! makes one command, with one token, of adjacent requests.
 //!
 //! **Bounds.** A verb reads the words of one domain. A `tick` reads each port's histograms, 48
 //! words a port, and wakes at most as many ports as tokens were added.

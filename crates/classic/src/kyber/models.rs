@@ -66,7 +66,7 @@ fn without_looking_again_a_token_misses_its_user() {
     a_token_finds_its_user::<Loom>(false, false);
 }
 
-/// B is granted a token that it no longer needs while C goes to sleep for lack of one.
+/// B is granted a token that it no longer needs while C goes to sleep for lack of one: C gets it.
 fn a_token_is_not_stranded(gives_back: bool) {
     check(6, move || {
         let depths = Arc::new(Depths::<Loom>::new(3, [1; 4]));
@@ -75,7 +75,7 @@ fn a_token_is_not_stranded(gives_back: bool) {
         let other = depths.clone();
         let waiter = thread::spawn(move || want(&other, C, true));
         let mut wake = depths.release(Domain::Read, A, false);
-        assert_eq!(wake, PortSet::only(B), "whoever waits longest is next");
+        assert_eq!(wake, PortSet::only(B), "the port that waits longest is next");
         if gives_back {
             wake.extend(depths.give_back(B, |_| false));
         }

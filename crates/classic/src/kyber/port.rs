@@ -34,7 +34,7 @@ pub struct KyberPort<P: Platform = Native> {
     kept: [u32; DOMAINS],
 }
 
-/// State of a tag. One of zeroes is free.
+/// State of a tag. An entry of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     submitted_ns: u64,
@@ -273,7 +273,7 @@ impl<P: Platform> Port for KyberPort<P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        // A flow without a seat has nothing here.
+        // A flow without a seat has no requests here.
         if let Some(seat) = self.account.seat(flow) {
             self.units.barrier(seat);
         }
@@ -304,8 +304,8 @@ mod tests {
         issued
     }
 
-    /// Requests that were requeued and cancelled would congest the device if they were measured: they
-    /// were issued a second before.
+    /// A request that was requeued and cancelled would count as congestion if it were measured,
+    /// because it was issued a second before.
     #[test]
     fn what_is_requeued_and_cancelled_is_not_measured() {
         let (policy, mut ports) = Kyber::<Native>::new(&KyberConfig::new(1, 1, 4)).unwrap();
@@ -374,7 +374,8 @@ mod tests {
             let flow = policy.add_flow(Weight::DEFAULT).unwrap();
             let patience = 4 * depth as usize;
             let bound = (patience + depth as usize) * ports.len() * (KEEPS as usize + 1);
-            // Port, tag and when issued; when each port was served last.
+            // The port, the tag and the time of issue of each request; the time at which each port
+            // was served last.
             let mut device: Vec<(usize, u32, usize)> = Vec::new();
             let mut served = vec![0; ports.len()];
             let mut wake = PortSet::EMPTY;

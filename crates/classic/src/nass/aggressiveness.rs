@@ -3,9 +3,9 @@
 //!
 //! A request occupies one channel if it is no longer than `sub_request_bytes`, else `floor(length /
 //! sub_request_bytes) + 1`; a flow's aggressiveness is the sum over its requests on the device.
-//! There is a conflict while the requests on the device occupy more than `channels` channels for
-//! more than one flow; then a flow that sends or completes a request, and occupies more than the
-//! average of these flows, has its limit halved.
+//! There is a conflict while the requests on the device occupy more than `channels` channels and
+//! belong to more than one flow; then a flow that sends or completes a request, and occupies more
+//! than the average of these flows, has its limit halved.
 //!
 //! # Points that the paper leaves open
 //! - *The least limit by halving* is the one that makes the flow average: `dispatched x its part of

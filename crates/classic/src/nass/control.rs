@@ -42,13 +42,13 @@ impl FlowState {
         inner: &mut S,
     ) {
         // A limit is updated when the flow sends, so a flow with nothing on the device may have an
-        // old one. It is at least 1 anyway.
+        // outdated limit. A limit is at least 1 anyway.
         let lane = match self.dispatched > 0 && self.dispatched >= self.limit {
             true => Lane::Shut,
             false if self.is_expected => Lane::Reserved,
             false => Lane::Common,
         };
-        // The usual case: the scheduler inside moves nothing.
+        // In the usual case the lane stays, and the scheduler inside moves nothing.
         if lane == self.lane {
             return;
         }
@@ -87,8 +87,8 @@ impl Control {
         }
     }
 
-    /// Gives the slot to another flow. The last one may still be in the history, and falls out of
-    /// it as usual.
+    /// Gives the slot to another flow. The slot's last flow may still be in the history, and falls
+    /// out of it as usual.
     pub(super) fn begin_life(&mut self, slot: usize) {
         if let Some(flow) = self.flows.get_mut(slot) {
             // The slot's weight is in W(n) until the history forgets it, and the scheduler inside
@@ -121,7 +121,7 @@ impl Control {
         }
     }
 
-    /// A request arrives: lines 1 to 14.
+    /// Records that a request arrives: lines 1 to 14.
     #[inline]
     pub(super) fn arrived<S: SerialPolicy>(
         &mut self,
@@ -151,7 +151,8 @@ impl Control {
         }
     }
 
-    /// A request arrives and is merged with a staged one: the same, but nothing more is staged.
+    /// Records that a request arrives and is merged with a staged request: lines 1 to 14, but no
+    /// further request is staged.
     #[inline]
     pub(super) fn grown<S: SerialPolicy>(&mut self, now_ns: u64, arrival: &Arrival, inner: &mut S) {
         let Some(channels) = self.channels.get_mut(arrival.job.0 as usize) else { return };
@@ -160,7 +161,7 @@ impl Control {
                 *length = length.saturating_add(arrival.length);
                 channels_of(&self.config, arrival.op, *length)
             }
-            // The caller has merged the request; its lengths are not kept.
+            // The caller has merged the request, and its total length is not kept here.
             None => {
                 let more = channels_of(&self.config, arrival.op, arrival.length);
                 channels.saturating_add(more).min(self.config.channels)
@@ -175,7 +176,7 @@ impl Control {
         }
     }
 
-    /// A staged request is taken back.
+    /// Records that a staged request is taken back.
     pub(super) fn cancelled(&mut self, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         flow.staged = flow.staged.saturating_sub(1);
@@ -184,7 +185,7 @@ impl Control {
         }
     }
 
-    /// A flow is new, or has another weight: all limits are set anew.
+    /// Sets all limits anew, because a flow is new or has another weight.
     #[cold]
     fn weigh(&mut self, slot: usize, weight: Weight) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -202,7 +203,8 @@ impl Control {
     #[inline]
     fn remember<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) -> u32 {
         let (number, Fallen { flow: oldest, arrival }) = self.history.push(slot);
-        // One condition and not three: unpredictable branches took 4 ns of an arrival.
+        // This is one condition and not three, because unpredictable branches took 4 ns of an
+        // arrival.
         if let Some(flow) = self.flows.get_mut(oldest)
             && (oldest != slot) & (flow.arrival == arrival) & (flow.is_idle() | flow.is_expected)
         {
@@ -211,8 +213,8 @@ impl Control {
         number
     }
 
-    /// A flow without an arrival in the history is not expected; if it has no requests either, it
-    /// is not present.
+    /// Records that a flow has no arrival in the history: it is not expected, and if it has no
+    /// requests either, it is not present.
     #[cold]
     fn lose_sight_of<S: SerialPolicy>(&mut self, slot: usize, inner: &mut S) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -238,7 +240,7 @@ impl Control {
         }
     }
 
-    /// A request enters the device: lines 15 to 30.
+    /// Records that a request enters the device: lines 15 to 30.
     #[inline]
     pub(super) fn sent<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
         let Some(&channels) = self.channels.get(job.0 as usize) else { return };
@@ -263,7 +265,7 @@ impl Control {
         flow.settle(slot, &mut self.reserved, inner);
     }
 
-    /// A request is completed: lines 23 to 30.
+    /// Records that a request is completed: lines 23 to 30.
     #[inline]
     pub(super) fn came_back<S: SerialPolicy>(&mut self, job: Job, slot: usize, inner: &mut S) {
         // This comes first: it may begin a round, which changes this flow's limit.
@@ -278,7 +280,7 @@ impl Control {
         }
         let is_aggressive = self.served.limit(flow, &self.config, &mut self.limits);
         // Up to its flow's part a limit recovers regardless of other flows; beyond that only if one
-        // more request would not have it halved at once.
+        // more request would not cause it to be halved at once.
         if !is_aggressive
             && (self.limits.is_due_more(flow)
                 || !self.served.is_short_for(flow, channels, &self.config))

@@ -23,9 +23,9 @@ impl<S: Scheduler> Entry for Limited<S> {
     type Config = Behind<S, NassConfig>;
     type Policy<P: Platform> = Any<P>;
 
-    /// D is the device's queue, since limits are parts of it. A D that is searched for may become
-    /// as large as the demand, on a device that gains a little with each further request; then
-    /// limits limit nothing.
+    /// D is the length of the device's queue, because limits are parts of D. A search for D may end
+    /// at the demand, on a device that gains a little with each further request; then limits have
+    /// no effect.
     ///
     /// For a device that takes fewer requests than the paper's, limits are parts of the paper's
     /// queue: limits are whole requests, and with few places they would determine the shares (1:0.9

@@ -25,7 +25,7 @@ pub(super) struct FlowState {
     pub(super) arrival: u32,
 }
 
-/// Its tenant is gone: nothing will come.
+/// The flow's tenant is gone, so no further request arrives.
 pub(super) const LEAVING: u8 = 1;
 /// Its aggressiveness fell when it last changed.
 pub(super) const FALLEN: u8 = 2;

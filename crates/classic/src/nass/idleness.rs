@@ -1,30 +1,30 @@
 //! Deceptive idleness: a flow that has nothing staged and is about to send, and the places that are
 //! kept for it.
 //!
-//! It replaces anticipation: build the scheduler inside without it. A flow that has sent all its
-//! requests, and has a request among the last `history` arrivals, is *expected*. While a flow is
-//! expected, the others together may fill only `reserve` places (lines 16 to 22): its next requests
-//! find places at once.
+//! This mechanism replaces anticipation, so the scheduler inside is built without that. A flow that
+//! has sent all its requests, and has a request among the last `history` arrivals, is *expected*.
+//! While a flow is expected, the others together may fill only `reserve` places (lines 16 to 22):
+//! its next requests find places at once.
 //!
 //! **Model.** The history is a ring of flows. A flow has the number of its last arrival: when this
-//! arrival falls out of the ring, the flow has none left there. Only then, and only for a flow that
-//! is expected or has no request staged or on the device, is there something to do.
+//! arrival falls out of the ring, the flow has none left there. NASS has to act only then, and only
+//! for a flow that is expected or has no request staged or on the device.
 //!
 //! # Points that the paper leaves open
 //! - *The end of deceptive idleness.* In the paper it ends when the flow has a request staged. Of
 //!   two requests that arrive together the second would then find no place kept. Here the flow
 //!   stays deceptively idle while it has at most `reserve` requests.
 //! - *The flows that the total limit binds.* Lines 16 to 22 set one number, and reset it only when
-//!   a flow leaves that has not been seen for long. The text wants requests of deceptively idle
-//!   flows "issued on their arrival", so the limit does not bind them; and it lasts while there is
-//!   such a flow other than the one that is to send. No place is kept for a flow at its own limit,
+//!   a flow that has not been seen for long leaves. The text wants requests of deceptively idle
+//!   flows "issued on their arrival", so the limit does not bind them; and the limit lasts while a
+//!   flow other than the sender is deceptively idle. No place is kept for a flow at its own limit,
 //!   since it could not use it: otherwise flows at their limits would count as idle ones, and with
 //!   256 flows around `cfq` the device would have 14 requests where it takes 32. The requests of
 //!   such a flow on the device still do not count as the others'.
-//! - *The flows that may be expected.* No flow beyond its part of the queue, by its weight.
-//!   Expected flows go before the scheduler's order, and of many flows that send eight requests
-//!   each the first to have all of them on the device would stay there: four tenants would keep the
-//!   device and the others starve.
+//! - *The flows that may be expected.* A flow beyond its part of the queue, by its weight, is not
+//!   expected. Expected flows go before the scheduler's order, and of many flows that send eight
+//!   requests each the first to have all of them on the device would stay there: four tenants would
+//!   keep the device and the others starve.
 
 use alloc::boxed::Box;
 use fairq_core::contract::bounds::boxed;
@@ -36,7 +36,7 @@ pub(super) struct History {
     flows: Box<[u32]>,
     newest: usize,
     /// The number of the last arrival. It wraps: numbers are compared only while their requests are
-    /// in the ring, staged or on the device, and no request is for 2^32 arrivals.
+    /// in the ring, staged or on the device, and no request stays there for 2^32 arrivals.
     arrivals: u32,
 }
 
@@ -105,14 +105,14 @@ impl Reserved {
         }
     }
 
-    /// A flow comes into the reserved lane.
+    /// Counts a flow that comes into the reserved lane.
     #[inline]
     pub(super) fn add(&mut self, flow: &FlowState) {
         self.flows = self.flows.wrapping_add(1);
         self.staged = self.staged.wrapping_add((flow.staged > 0).into());
     }
 
-    /// A flow leaves the reserved lane.
+    /// Stops counting a flow that leaves the reserved lane.
     #[inline]
     pub(super) fn remove(&mut self, flow: &FlowState) {
         self.flows = self.flows.wrapping_sub(1);

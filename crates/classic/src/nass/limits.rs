@@ -8,20 +8,22 @@
 //! - *Recovery of a limit.* The paper only halves limits, and sets them anew when a flow comes;
 //!   after a burst, a flow would be at 1 until then. Here each completion of a flow that finds no
 //!   cause to halve its limit raises it by one; this needs no time and no parameter. It is raised
-//!   to the flow's part, rounded up, since the scheduler inside decides about the last place if
-//!   parts are no whole requests; and beyond that while one more request would not make the flow
-//!   aggressive: otherwise the limit would be halved as soon as it is used, and with more flows
-//!   than places each limit would go from one to two and back with each request. (With one request
-//!   more than a part of whole requests, a flow of weight 100 has nine of 32 beside one of 300
-//!   whenever that one has sent all its requests, and that one has at most 24: clients whose queues
-//!   run empty now and then share 1:2.8.) All limits are also set anew, as by a new flow, after two
-//!   queue lengths of completions of any flows: by then the requests for which limits were found
-//!   have left the device. (With the first rule alone, limits that fit one moment's mix of sizes
-//!   stay: with them `flashfq` is less fair where 4 KiB meet 128 KiB, with both rules fairer. With
-//!   the second alone shares follow noise.) A limit is at least 1, since a flow at 0 would have no
-//!   completion to recover by, and at most `queue_length`.
-//! - *Weights.* The paper has none. A flow's part is its weight's. A scheduler inside that serves
-//!   one flow at a time serves others while that flow may not be served, and charges them.
+//!   up to the flow's part, rounded up, since the scheduler inside decides about the last place if
+//!   parts are not whole numbers. It is raised beyond that only while one more request would not
+//!   make the flow aggressive: otherwise the limit would be halved as soon as it is used, and with
+//!   more flows than places each limit would go from one to two and back with each request. (An
+//!   example shows why a part that is a whole number is not rounded up to the next one. A flow of
+//!   weight 100 would then have nine of 32 places whenever the other flow, of weight 300, had sent
+//!   all its requests. The other flow would still have at most 24. So clients whose queues
+//!   sometimes run empty would share 1:2.8.) All limits are also set anew, as by a new flow,
+//!   after two queue lengths of completions of any flows: by then the requests for which limits
+//!   were found have left the device. (With the first rule alone, limits that fit one moment's mix
+//!   of sizes stay: with them `flashfq` is less fair between requests of 4 KiB and of 128 KiB, and
+//!   with both rules it is fairer. With the second alone shares follow noise.) A limit is at least
+//!   1, since a flow at 0 would have no completion to recover by, and at most `queue_length`.
+//! - *Weights.* The paper has none. A flow's part is in proportion to its weight. A scheduler
+//!   inside that serves one flow at a time serves others while that flow may not be served, and
+//!   charges them.
 //! - *The flows of the scheduler*, `W(n)`: all with requests staged, on the device, or among the
 //!   last arrivals.
 
@@ -79,7 +81,7 @@ impl Limits {
         // The product is less than weight / 2^32 too large, and exact when rounded down while all
         // weights are 400,000 or less.
         let whole = self.per_weight.saturating_mul(weight.in_256ths().into()) >> FRACTION;
-        // Not `clamp`, which would panic if the queue had length 0.
+        // This does not use `clamp`, which would panic if the queue had length 0.
         whole.max(1).min(self.queue_length.into()) as u32
     }
 
@@ -116,7 +118,7 @@ impl Limits {
         self.round = self.round.wrapping_add(1);
     }
 
-    /// W(n) changes by a flow that comes, goes, or has another weight.
+    /// Updates W(n) for a flow that comes, goes, or has another weight.
     #[cold]
     pub(super) fn weigh(&mut self, gone: Option<Weight>, come: Option<Weight>) {
         let [gone, come] =

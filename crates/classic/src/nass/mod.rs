@@ -4,7 +4,7 @@
 //! **Problem.** A scheduler decides which request goes next, but the device has a queue of its own,
 //! SATA's NCQ with 32 places for instance. A flow of large requests, or of many, fills it and the
 //! channels behind it. The requests of others then wait where no scheduler sees them, and flows do
-//! not get the shares that it gave.
+//! not get the shares that the scheduler gave.
 //!
 //! **Model.** [`Nass`] is a [`SerialPolicy`] around another, whose flows it puts into [`Lane`]s: it
 //! shuts out flows at their limit, and reserves a lane for flows for which places are kept; the
@@ -14,8 +14,8 @@
 //!
 //! 1. *Aggressiveness* (Eq. 4, 5): a flow that occupies more of the device's channels than others
 //!    has its limit halved.
-//! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that they
-//!    can.
+//! 2. *Sequentiality* (Eq. 6, 7): a flow whose requests merge waits a little longer, so that more
+//!    of them merge.
 //! 3. *Deceptive idleness*, instead of anticipation: places are kept for a flow that is about to
 //!    send.
 //!
@@ -133,21 +133,21 @@ impl Configure for NassConfig {
         const MOST: u64 = 1 << 20;
         let channels = "eta: channels of the device";
         knobs.is(Knob::number("channels", 1, MOST, channels), &mut self.channels);
-        let part = "what one channel takes of a request";
+        let part = "the part of a request that one channel serves";
         knobs.is(Knob::bytes("sub-request", 512, 1 << 30, part), &mut self.sub_request_bytes);
-        let history = "alpha: how many arrivals are remembered";
+        let history = "alpha: the number of arrivals that are remembered";
         knobs.is(Knob::requests("history", 1 << 20, history), &mut self.history);
-        let decay = "mu: by what sequentiality is divided over time";
+        let decay = "mu: the divisor of sequentiality in each millisecond";
         knobs.is(Knob::number("decay", 2, MOST, decay), &mut self.decay);
-        let reserve = "beta: the most on the device while another tenant's request is expected";
+        let reserve = "beta: the most requests of others while a tenant is expected to send";
         knobs.is(Knob::requests("reserve", MAX_SLOTS, reserve), &mut self.reserve);
         let length = "the most requests on the device";
         knobs.is(Knob::requests("queue-length", MAX_SLOTS, length), &mut self.queue_length);
         let aggressive = "whether aggressive tenants are limited";
         knobs.is(Knob::switch("aggressiveness", aggressive), &mut self.aggressiveness);
-        let sequential = "whether sequential tenants are held back or let go";
+        let sequential = "whether the limits of sequential tenants are lowered and raised";
         knobs.is(Knob::switch("sequentiality", sequential), &mut self.sequentiality);
-        let idle = "whether room is kept for tenants that only seem idle";
+        let idle = "whether slots are kept for tenants that only seem idle";
         knobs.is(Knob::switch("idleness", idle), &mut self.idleness);
     }
 }
@@ -195,7 +195,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.inner.set_weight(flow, weight);
     }
 
-    /// No place is kept for it.
+    /// No place is kept for a removed flow.
     fn remove_flow(&mut self, slot: usize) {
         self.control.end_life(slot);
         if let Some(flow) = self.control.flows.get_mut(slot) {
@@ -225,7 +225,7 @@ impl<S: SerialPolicy> SerialPolicy for Nass<S> {
         self.control.cancelled(flow);
     }
 
-    /// Nothing to do: NASS sets lanes itself, and no policy is around it.
+    /// This does nothing, because NASS sets lanes itself, and no policy is around it.
     fn set_lane(&mut self, _flow: usize, _lane: Lane) {}
 
     #[inline]

@@ -2,11 +2,11 @@
 //!
 //! `S = decay^-(T - T_last) S + 1` for an arrival that could be merged with a staged request, `- 1`
 //! for another. With `S > 0` each arrival lowers the flow's limit by one while its aggressiveness
-//! rises, so that requests wait and can be merged; and raises it by one when it fell (lines 7 to
-//! 13).
+//! rises, so that requests wait and can be merged; and raises the limit by one when its
+//! aggressiveness fell (lines 7 to 13).
 //!
 //! # Points that the paper leaves open
-//! - *The unit of time* in Eq. 6: [`DECAY_UNIT_NS`], whole ones.
+//! - *The unit of time* in Eq. 6: whole multiples of [`DECAY_UNIT_NS`].
 //! - *Requests that can be merged* are those that [were merged](fairq_core::serial::merge): NASS
 //!   gets the same calls as the scheduler inside. If requests are not merged (`merge_bytes` is 0)
 //!   no flow is sequential, and there is no state to keep.
@@ -32,7 +32,8 @@ impl Sequentiality {
         let now = now_ns / DECAY_UNIT_NS;
         let mut units = now.saturating_sub(self.decayed);
         self.decayed = now;
-        // The factor is at least 2: after 63 rounds nothing is left, however long it has been.
+        // The factor is at least 2, so the value is 0 after at most 63 rounds, however long the
+        // pause was.
         while units > 0 && self.value != 0 {
             self.value = self.value.checked_div(decay.into()).unwrap_or(0);
             units -= 1;

@@ -64,7 +64,7 @@ fn a_new_flow_sets_every_limit_to_its_part() {
     assert_eq!(nass.limit(0), 32);
     stage(&mut nass, 1, 0..40, 4096);
     assert_eq!((nass.limit(0), nass.limit(1)), (16, 16));
-    // Three times the weight, three times the part.
+    // A flow of three times the weight gets three times the part.
     nass.insert(0, &Arrival { weight: Weight::new(300).unwrap(), ..read(199, 1, 100, 4096) });
     assert_eq!((nass.limit(0), nass.limit(1)), (8, 24));
 }
@@ -114,18 +114,18 @@ fn room_is_kept_for_a_flow_that_is_about_to_send() {
     stage(&mut nass, 0, 0..2, 4096);
     assert_eq!(counts(&send(&mut nass)), [2, 0]);
     stage(&mut nass, 1, 0..80, 4096);
-    assert_eq!(counts(&send(&mut nass)), [0, 8], "beside the others' two");
+    assert_eq!(counts(&send(&mut nass)), [0, 8], "eight beside the two of the expected flow");
     stage(&mut nass, 0, 2..3, 4096);
-    assert_eq!(counts(&send(&mut nass)), [1, 0], "what comes finds room at once");
+    assert_eq!(counts(&send(&mut nass)), [1, 0], "an expected request goes at once");
     complete(&mut nass, &[0, 1, 2]);
     assert_eq!(counts(&send(&mut nass)), [0, 0]);
     complete(&mut nass, &[100, 101]);
     assert_eq!(counts(&send(&mut nass)), [0, 2]);
-    // 128 arrivals later it counts as gone.
+    // 128 arrivals later flow 0 is no longer expected.
     stage(&mut nass, 1, 80..100, 4096);
     stage(&mut nass, 2, 0..110, 4096);
     assert_eq!(nass.control.reserved.flows, 0);
-    assert_eq!(counts(&send(&mut nass))[1], 8, "beside eight, to half of the queue");
+    assert_eq!(counts(&send(&mut nass))[1], 8, "with the eight before, half of the queue");
 }
 
 /// Requests staged when the flow was removed still go, and no others follow.
@@ -136,7 +136,7 @@ fn no_room_is_kept_for_a_flow_that_is_removed() {
     nass.remove_flow(0);
     assert_eq!(counts(&send(&mut nass)), [2, 0]);
     stage(&mut nass, 1, 0..80, 4096);
-    assert_eq!(counts(&send(&mut nass)), [0, 16], "its part, as if nobody were expected");
+    assert_eq!(counts(&send(&mut nass)), [0, 16], "its part, as if no flow were expected");
     complete(&mut nass, &[0, 1]);
     nass.add_flow(0, Weight::DEFAULT);
     assert_eq!(nass.control.reserved.flows, 0);
@@ -174,7 +174,7 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     // Requests that could not be merged count against it.
     assert_eq!((nass.control.sequentiality[0].value, nass.limit(0)), (-3 * ONE, 32));
     (0..10).for_each(|_| nass.grow(0, &part(2)));
-    // The fourth is the first that makes it sequential.
+    // The fourth growth is the first that makes the flow sequential.
     assert_eq!(nass.control.sequentiality[0].value, 7 * ONE);
     assert_eq!(nass.limit(0), 32 - 7);
     assert_eq!(send(&mut nass), [0, 1, 2]);
@@ -192,8 +192,8 @@ fn a_stream_is_held_back_while_its_aggressiveness_rises() {
     assert_eq!(nass.control.sequentiality[0].value, 6 * ONE / 8 + ONE);
 }
 
-/// A flow of large requests may have one at a time here. It can still get its share, a quarter, if
-/// the scheduler inside does not take that for its whole demand.
+/// A flow of large requests may have one request at a time on the device here. It can still get its
+/// share, a quarter, if the scheduler inside does not take this for the flow's whole demand.
 #[test]
 fn a_limited_flow_keeps_its_turns() {
     fn ratio<S: SerialPolicy>(inner: S) -> f64 {
@@ -205,7 +205,7 @@ fn a_limited_flow_keeps_its_turns() {
         let served = served_counts(&run(&mut nass, &loops, 16, 20_000_000_000, |_| 1_000_000), 2);
         served[1] as f64 * 4096.0 / (served[0] as f64 * 65_536.0)
     }
-    // Budgets so small that no turn ends by time.
+    // The budgets are so small that no turn ends by time.
     let bfq = BfqConfig { budget_bytes: 1 << 20, idle_ns: 0, ..BfqConfig::default() };
     let bfq = ratio(BfqScheduler::new(&config(16), &bfq).unwrap());
     let cfq = ratio(
@@ -216,11 +216,13 @@ fn a_limited_flow_keeps_its_turns() {
         .unwrap(),
     );
     assert!((2.9..3.1).contains(&bfq), "bfq 1:{bfq}");
-    // There time is shared, three requests to one, and channels are limited, 27 requests to one.
+    // `cfq` shares time, which gives three requests to one, and NASS limits channels, which gives
+    // 27 requests to one.
     assert!((3.0 / 16.0..27.0 / 16.0).contains(&cfq), "cfq 1:{cfq}");
 }
 
-/// Requests served of each flow of `loops`, in 5 s of 32 places, with NASS around each scheduler.
+/// Requests served of each flow of `loops`, in 5 s, by a device of 32 places, with NASS around each
+/// scheduler.
 fn served_around_each(
     loops: &[Loop],
     service_ns: impl Fn(u32) -> u64,
@@ -237,7 +239,7 @@ fn served_around_each(
     let config =
         config(32).with(|config| (config.flows, config.tags) = (loops.len(), loops.len() * 64));
     let cfq = CfqConfig { idle_ns: 0, quantum: 32, ..CfqConfig::default() };
-    // Budgets of 8 MiB are even only over minutes.
+    // With budgets of 8 MiB shares are even only over minutes.
     let bfq = BfqConfig { idle_ns: 0, budget_bytes: 1 << 20, ..BfqConfig::default() };
     let flashfq = FlashFqConfig { idle_ns: 0, ..FlashFqConfig::default() };
     [
@@ -312,7 +314,8 @@ fn weights_count_among_many_flows_of_a_few_requests() {
     }
 }
 
-/// Thirty flows that keep two requests each could have the device to themselves.
+/// Thirty flows that keep two requests each could fill the device: a deep flow gets its part all
+/// the same.
 #[test]
 fn a_deep_flow_has_its_part_among_many_shallow_ones() {
     let mut loops = std::vec![Loop { weight: 100, length: 4096, depth: 2 }; 31];

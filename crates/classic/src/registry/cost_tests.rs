@@ -34,7 +34,7 @@ fn served(
     served_as(policy, tenants, tenants.len(), ms, service_ns)
 }
 
-/// The same where tenants share flows: tenant N sends as flow N modulo `flows`.
+/// As [`served`], but tenants share flows: tenant N sends as flow N modulo `flows`.
 fn served_as(
     (name, keys): (&str, Keys<'_>),
     tenants: &[Tenant],
@@ -55,7 +55,7 @@ fn served_as(
         }
         requests.extend((0..tenant.depth).map(|_| (known[number % flows], number, *tenant)));
     }
-    // Far apart, so that none is sequential.
+    // The offsets are far apart, so that no request is sequential.
     let ask = |tag: usize, round: u64| {
         let (flow, _, Tenant { op, length, .. }) = requests[tag];
         let offset = (tag as u64 * 7919 + round * 104_729) << 21;
@@ -105,8 +105,8 @@ fn costs_do_nothing_where_they_do_not_matter() {
     assert_eq!(alone(CostKind::Device), alone(CostKind::Bytes));
 }
 
-/// A device whose speed varies by chance, from request to request and from tenth to tenth of a
-/// second, and which takes the same time for each byte: tenants get equal bytes.
+/// The speed of a device varies by chance, from request to request and from tenth to tenth of a
+/// second, and it takes the same time for each byte: tenants get equal bytes.
 #[test]
 fn chance_is_not_taken_for_costs() {
     for (apart, seed) in [(10, 1u64), (30, 1), (30, 2), (50, 3), (50, 4)] {
@@ -138,15 +138,17 @@ fn chance_is_not_taken_for_costs() {
     }
 }
 
-/// The policies that promise shares and charge costs, with few slots, so that they decide.
+/// The policies that promise shares and charge costs. They have few slots here, so that the
+/// policies and not the device decide.
 const POLICIES: [&str; 4] = ["mqfq", "mqfq-serial", "sfqd", "flashfq"];
 
 fn keys(kind: CostKind) -> Vec<(&'static str, u64)> {
     vec![("slots", 4), ("cost", kind as u64)]
 }
 
-/// 512 bytes beside 1 MiB on a device of 4,000 requests a second: by bytes the large ones get next
-/// to nothing, by requests or by the device's time each tenant gets half of its rate when alone.
+/// Requests of 512 bytes and of 1 MiB share a device of 4,000 requests a second. With costs by
+/// bytes the large ones get next to nothing; with costs by requests or by the device's time each
+/// tenant gets half of its rate when alone.
 #[test]
 fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     let both =
@@ -163,8 +165,8 @@ fn a_device_that_is_short_of_requests_is_shared_by_requests() {
     }
 }
 
-/// Weights of 1.5 and 1, which are not both whole numbers; and a quarter of both, and a thousand
-/// times both.
+/// Shares follow weights of 1.5 and 1, which are not both whole numbers, and also a quarter of
+/// both, and a thousand times both.
 #[test]
 fn shares_follow_weights_between_whole_numbers() {
     for name in POLICIES {

@@ -190,7 +190,7 @@ fn defaults_follow_the_device_and_each_other() {
     for name in ["mqfq", "bfq"] {
         assert_eq!(value(name, &[], 32, "slots"), Some(AUTO.into()), "D is found");
     }
-    assert_eq!(value("nass+bfq", &[], 32, "slots"), Some(32), "its limits are parts of that");
+    assert_eq!(value("nass+bfq", &[], 32, "slots"), Some(32), "its limits are parts of D");
     assert_eq!(value("mqfq", &[], 32, "threshold"), None, "it follows the device");
     assert_eq!(value("kyber-fair", &[], 32, "busy"), Some(AUTO.into()), "it is found");
     assert_eq!(value("kyber-fair", &[], 1, "write-cost"), None, "it is measured");

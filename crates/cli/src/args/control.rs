@@ -42,38 +42,38 @@ pub(crate) struct TopArgs {
     pub(crate) kernel: Option<Option<String>>,
 }
 
-// A variant is the method of its name, and its fields are the parameters. `crate::ctl` translates
-// those whose arguments are written otherwise than the method takes them. This is no doc comment,
-// since clap would print it.
+// Each variant is the method of the same name, and its fields are the method's parameters.
+// `crate::ctl` converts the arguments of a variant whose form differs from that of the method. This
+// is not a doc comment, because clap would print it.
 /// A query or a change.
 #[derive(Debug, Serialize, Subcommand)]
 #[serde(tag = "method", content = "params", rename_all = "snake_case")]
 pub(crate) enum CtlCommand {
-    /// Show what the server serves, and what it does now
+    /// Show the server's configuration and its present state
     Status,
-    /// Show the tenants, and what each got in the last second
+    /// Show the tenants, and the service of each in the last second
     Tenants,
     /// Add a tenant, in a free part of the device or with a file of its own (path=FILE)
     ///
-    /// The part is zeroed before the tenant can be opened, since it may hold data of a tenant that
-    /// was removed. keep-data leaves what is there.
+    /// The part is zeroed before the tenant can be opened, because it may hold data of a tenant
+    /// that was removed. With keep-data it is not zeroed.
     Add {
         /// Name, size and keys, as for serve --tenant
         #[arg(value_name = "NAME[=SIZE][,KEY=VALUE…]")]
         tenant: String,
-        /// Write the tenant's table into the server's configuration file, too
+        /// Also write the tenant's table into the server's configuration file
         #[arg(long)]
         #[serde(skip)]
         save: bool,
-        /// Make it a block device of the server's machine, too, like the key ublk
+        /// Also make it a block device of the server's machine, like the key ublk
         #[arg(long)]
         #[serde(skip)]
         ublk: bool,
     },
-    /// Show whose block device (ublk) /dev/ublkbN is: the tenant's name, and the device's owner,
+    /// Show the tenant of the block device (ublk) /dev/ublkbN: its name, and the device's owner,
     /// group and mode, for udev
     ///
-    /// Fails if it is no tenant's.
+    /// Fails if the block device belongs to no tenant.
     #[serde(skip)]
     Disk {
         /// The device's number
@@ -82,12 +82,13 @@ pub(crate) enum CtlCommand {
     },
     /// Remove a tenant: its requests in flight are answered, then its connections end
     ///
-    /// Its data stay until another tenant is placed there; a file of its own is closed.
+    /// Its data stay until its range is given to another tenant. If it has a file of its own, the
+    /// file is closed.
     Remove {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
-        /// Keep its range and its data: a tenant of this name that is added later has them
+        /// Reserve its range with its data for a tenant of this name that is added later
         #[arg(long)]
         keep: bool,
     },
@@ -96,7 +97,7 @@ pub(crate) enum CtlCommand {
         /// Its name
         #[arg(value_name = "OLD")]
         tenant: String,
-        /// The new one
+        /// The new name
         #[arg(value_name = "NEW")]
         name: String,
     },
@@ -108,10 +109,10 @@ pub(crate) enum CtlCommand {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
-        /// The size that it is to have
+        /// The new size
         #[arg(value_name = "SIZE")]
         size: Size,
-        /// Let it become smaller, and lose what is behind its new end
+        /// Allow a smaller size: the data behind the new end are lost
         #[arg(long)]
         discard: bool,
     },
@@ -124,7 +125,7 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "WEIGHT")]
         weight: String,
     },
-    /// Change a tenant's latency target, or take it away
+    /// Change or remove a tenant's latency target
     Latency {
         /// Its name
         #[arg(value_name = "NAME")]
@@ -132,48 +133,48 @@ pub(crate) enum CtlCommand {
         /// The longest time from a request's arrival to its completion: 200us, say, or off
         #[arg(value_name = "TIME")]
         latency: Option<String>,
-        /// The percentile of its requests that meets it, 50 to 99.9999 [default: 99]
+        /// The percentile of its requests that must meet the target, 50 to 99.9999 [default: 99]
         #[arg(long, value_name = "PERCENTILE")]
         percentile: Option<String>,
-        /// The part of their share by weight that all others together keep [default: 50%]
+        /// The part of their shares by weight that all other tenants together keep [default: 50%]
         #[arg(long, value_name = "PART")]
         floor: Option<String>,
     },
-    /// Change a tenant's caps, the most that it gets, or take them away
+    /// Set a tenant's caps (the upper limits of its rate), or remove them
     ///
     /// Keys: max-iops, read-max-iops, write-max-iops (requests a second), max-bandwidth,
-    /// read-max-bandwidth, write-max-bandwidth (bytes a second), burst (what may come above a cap
-    /// at once: a time such as 100ms, or a number of requests). A cap that is not named is taken
-    /// away.
+    /// read-max-bandwidth, write-max-bandwidth (bytes a second), burst (how much a tenant may
+    /// exceed a cap at once: a time such as 100ms, or a number of requests). This command removes
+    /// each cap that it does not name.
     Caps {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
-        /// The caps that it has from now on, or off
+        /// The new caps, or off
         #[arg(value_name = "KEY=VALUE|off", required = true)]
         caps: Vec<String>,
     },
     /// Show the groups of tenants
     Groups,
-    /// Add a group of tenants, change it, or take it away
+    /// Add, change or remove a group of tenants
     ///
-    /// Keys: weight (1 to 10000), min-iops, min-bandwidth (what its tenants have together at
-    /// least), max-iops, max-bandwidth, the same with read- or write- before them, burst (what
-    /// they have together at most), latency, latency-percentile, floor (the target of each tenant
-    /// in it that has none), cgroup=/NAME (weight and caps are that cgroup's io.weight and
-    /// io.max). A key that is not named stays; min-iops=off takes one away.
+    /// Keys: weight (1 to 10000), min-iops, min-bandwidth (reserved for its tenants together),
+    /// max-iops, max-bandwidth, also with read- or write- before them, burst (the caps of its
+    /// tenants together), latency, latency-percentile, floor (the target of each tenant in it that
+    /// has none of its own), cgroup=/NAME (weight and caps follow that cgroup's io.weight and
+    /// io.max). A key that is not named stays; KEY=off removes a key.
     Group {
-        /// Its name, after those of the groups that it is in: acme/batch
+        /// Its name, with the names of its outer groups before it: acme/batch
         #[arg(value_name = "NAME")]
         group: String,
-        /// Its keys from now on; or off, which takes the group away if no tenant is in it
+        /// Its new keys; or off, which removes the group if no tenant is in it
         #[arg(value_name = "KEY=VALUE|off", required = true)]
         keys: Vec<String>,
     },
     /// Change a tenant's group or reservation
     ///
-    /// Keys: group (a group of tenants), min-iops, min-bandwidth (what it has at least in a
-    /// second, while the device can). A key that is not named stays; KEY=off takes one away.
+    /// Keys: group (a group of tenants), min-iops, min-bandwidth (the reserved rate, as far as the
+    /// device can give it). A key that is not named stays; KEY=off removes a key.
     Share {
         /// Its name
         #[arg(value_name = "NAME")]
@@ -182,10 +183,10 @@ pub(crate) enum CtlCommand {
         #[arg(value_name = "KEY=VALUE", required = true)]
         keys: Vec<String>,
     },
-    /// Change keys of a tenant, as they are written in its table
+    /// Change keys of a tenant; their names are those in its table of the configuration file
     ///
-    /// A key that is not named stays; KEY=off takes one away. Keys that clients get when they
-    /// connect need a restart, such as read-only and uid.
+    /// A key that is not named stays; KEY=off removes a key. Keys that clients read when they
+    /// connect, such as read-only and uid, need a restart.
     ///
     /// Examples: `fairq ctl set web weight=500 max-iops=20000`; `fairq ctl set web max-iops=off`.
     Set {
@@ -198,20 +199,21 @@ pub(crate) enum CtlCommand {
     },
     /// Let a tenant's flushes succeed again after data that it wrote may have been lost
     ///
-    /// When the storage fails to take data that it was given before, each tenant that wrote there
-    /// since its last good flush gets errors for every flush and FUA write, so that it cannot take
-    /// lost data for safe. Mend the storage, have the tenant check or restore its data, then this.
+    /// If the storage fails to write data that it accepted earlier, every flush and FUA write of
+    /// each tenant that wrote there after its last successful flush fails, so that the tenant does
+    /// not take lost data for safe. Repair the storage, let the tenant's users check or restore its
+    /// data, and then run this command.
     ClearError {
         /// Its name
         #[arg(value_name = "NAME")]
         tenant: String,
     },
-    /// Show how the device is shared; with a name, share it by another policy from now on
+    /// Show the policy; with a name, replace it by another policy
     ///
-    /// The policy in force finishes the requests that it has, and requests that come meanwhile
-    /// wait. No connection is dropped.
+    /// The present policy finishes the requests that it has, and new requests wait until then. No
+    /// connection is dropped.
     Policy {
-        /// As for serve --policy: keys stand behind a colon, or as further arguments
+        /// As for serve --policy: the keys follow a colon, or are further arguments
         #[arg(value_name = "NAME[:KEY=VALUE…]")]
         name: Option<String>,
         /// Its parameters
@@ -222,22 +224,22 @@ pub(crate) enum CtlCommand {
     ///
     /// If one of the values is refused, none is changed.
     Params {
-        /// As behind the colon of serve --policy
+        /// As after the colon of serve --policy
         #[arg(value_name = "KEY=VALUE,…")]
         params: Option<String>,
     },
-    /// Listen at another address, too
+    /// Also listen at another address
     Listen {
         /// unix:PATH or tcp:ADDRESS:PORT
         address: String,
     },
-    /// Stop listening at an address; connections that were made there go on
+    /// Stop listening at an address; connections that were made there stay open
     Unlisten {
         /// As `fairq ctl status` shows it
         address: String,
     },
-    /// Show who hurts whom: whose requests were served while each tenant's own waited, in the last
-    /// ten seconds
+    /// Show which tenants delay which: for each tenant, the tenants whose requests were served
+    /// while its own waited, in the last ten seconds
     Interference,
     /// The configuration
     #[serde(skip)]
@@ -246,23 +248,23 @@ pub(crate) enum CtlCommand {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Have another version of the program take the server over, without its clients noticing
+    /// Upgrade the server to another version of the program, without interrupting its clients
     ///
-    /// The server's process executes the program, which goes on with all connections, data and
-    /// settings. It is first run beside the server, to see whether it can: if not, nothing changes.
-    /// Connections with TLS end, and their clients connect again. The server refuses while a guest
-    /// has attached an NVMe controller (vfio-user).
+    /// The server's process executes the new program, which continues with all connections, data
+    /// and settings. Before that the new program runs beside the server to check whether it can
+    /// continue; if it cannot, nothing changes. Connections with TLS end, and their clients have to
+    /// connect again.
     ///
     /// Examples: `fairq ctl upgrade` after a package was installed; `fairq ctl upgrade
-    /// /opt/fairq-0.2.0/bin/fairq`; the same with the old path goes back.
+    /// /opt/fairq-0.2.0/bin/fairq`; the same command with the old path returns to the old version.
     Upgrade {
         /// The program [default: the path from which the server was started]
         #[arg(value_name = "PATH")]
         program: Option<PathBuf>,
     },
-    /// Take no more connections, and end when the last client has gone
+    /// Accept no more connections, and end when the last client has disconnected
     Drain {
-        /// End at once: finish what is in flight, and disconnect the clients that are left
+        /// End at once: finish the requests in flight, and disconnect the remaining clients
         #[arg(long)]
         now: bool,
     },
@@ -270,7 +272,7 @@ pub(crate) enum CtlCommand {
     ///
     /// Meanwhile each shard keeps its last decisions in memory: when a request arrives, goes to the
     /// device (virtual time, start tag, class, free slots), is held back (and why) and completes.
-    /// Recording takes CPU; a server records only during this command.
+    /// Recording takes CPU time; a server records only during this command.
     #[serde(skip)]
     Trace(TraceArgs),
     /// Call a method of the control socket; rpc.discover lists them
@@ -287,7 +289,7 @@ pub(crate) enum CtlCommand {
 /// `fairq ctl trace`.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// The time of the recording, up to 600 s; a number alone is seconds
+    /// The length of the recording, up to 600 s; a number without a unit is in seconds
     #[arg(long, value_name = "TIME", default_value = "1", value_parser = parse_time)]
     pub(crate) seconds: Nanos,
     /// The number of its last decisions that each shard keeps, up to 1048576 [default: 262144]
@@ -317,14 +319,14 @@ pub(crate) enum TraceFormat {
 pub(crate) enum ConfigCommand {
     /// Print the configuration in force, as a file that could be given to serve
     Dump,
-    /// Read the file again and change the server accordingly; a bad file changes nothing
+    /// Read the file again and change the server accordingly; an invalid file changes nothing
     ///
     /// A tenant that the file does not name stays, with its data and its clients.
     Reload {
         /// Remove this tenant, which the file does not name; may be given many times
         #[arg(long, value_name = "NAME")]
         remove: Vec<String>,
-        /// Change nothing, and say what would be changed
+        /// Change nothing, but print the changes that a reload would make
         #[arg(long)]
         dry_run: bool,
     },

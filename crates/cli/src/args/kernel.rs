@@ -9,12 +9,12 @@ use fairq_config::units::Nanos;
 /// A query or a change.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KernelCommand {
-    /// Show the drives, their schedulers, and what each cgroup gets
+    /// Show the drives, their schedulers, and the share of each cgroup
     ///
-    /// Looks twice, a second apart. `entitled` is what a cgroup is to have of what it and those
-    /// that send beside it get, `share` what it got.
+    /// Takes two samples, a second apart. `entitled` is the part of the drive that a cgroup should
+    /// get, among the cgroups that send requests, and `share` is the part that it got.
     Status {
-        /// Only these drives, such as nvme0n1 [default: all that have a scheduler of fairq's]
+        /// Only these drives, such as nvme0n1 [default: all with one of fairq's schedulers]
         #[arg(value_name = "DEVICE")]
         devices: Vec<String>,
         /// Print one JSON object instead
@@ -24,8 +24,9 @@ pub(crate) enum KernelCommand {
     /// Select a drive's scheduler, or change its parameters
     ///
     /// Keys are `scheduler`, `nr_requests` and the files in queue/iosched, which differ by
-    /// scheduler: `fairq kernel status` shows them. `scheduler` comes before all others. Values
-    /// last until the drive or the machine goes away; a rule for udev sets them again.
+    /// scheduler: `fairq kernel status` shows them. `scheduler` is set before all other keys.
+    /// Values last until the drive is removed or the machine restarts; a rule for udev can set them
+    /// again.
     Set {
         /// The drive, such as nvme0n1
         device: String,
@@ -37,30 +38,30 @@ pub(crate) enum KernelCommand {
     Weight {
         /// The cgroup, below the root of cgroups or as a whole path
         cgroup: String,
-        /// 1 to 10000, or default (100; with --device: as on all drives)
+        /// 1 to 10000, or default (100; with --device: the weight for all drives)
         weight: String,
-        /// On this drive, which has a scheduler of fairq's
+        /// Only on this drive, which must have one of fairq's schedulers
         #[arg(long)]
         device: Option<String>,
     },
-    /// Carry io.weight over to io.fairq.weight, for as long as it runs
+    /// Copy io.weight to io.fairq.weight, continuously while this command runs
     ///
-    /// io.weight is where systemd (IOWeight=) and container runtimes write, and belongs to io.cost.
-    /// While this runs each cgroup's weight for fairq is that one, and one written by hand is
-    /// overwritten.
+    /// systemd (IOWeight=) and container runtimes write to io.weight, which belongs to io.cost.
+    /// While this command runs, each cgroup's io.weight is also its weight for fairq; weights that
+    /// were written to io.fairq.weight by hand are overwritten.
     Follow {
         /// The time between two checks
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_time)]
         every: Nanos,
-        /// Look once, and end
+        /// Copy once, and end
         #[arg(long)]
         once: bool,
     },
-    /// Print what is counted, in the text format of Prometheus
+    /// Print the counters, in the text format of Prometheus
     ///
     /// With --output for the textfile collector of Prometheus' node exporter.
     Metrics {
-        /// Write it to this file, which is replaced at once, every 15 seconds
+        /// Write the counters to this file every 15 seconds, and replace it atomically
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
         /// The time between two writes

@@ -18,7 +18,7 @@ pub(crate) struct LayoutArgs {
 /// An action on the layout record of a file or block device.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LayoutCommand {
-    /// Show whose each range is
+    /// Show the tenant of each range
     Show {
         /// The file or block device that tenants share
         #[arg(value_name = "DEVICE")]
@@ -27,20 +27,21 @@ pub(crate) enum LayoutCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say whether a server would start, and where its tenants would be; nothing is changed
+    /// Check whether a server would start, and print the ranges of its tenants; nothing is changed
     Check {
         /// The file or block device that tenants share
         #[arg(value_name = "DEVICE")]
         device: PathBuf,
-        /// The configuration that the server is to have
+        /// The configuration of the server
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
     /// Make a record for a pool whose record is missing or does not fit; no data are changed
     ///
-    /// With --config the tenants are placed by the configuration, as version 0.1.0 did: that is
-    /// right if it is the configuration with which their data were written. Without it, the record
-    /// that is there, of a file that was copied or restored, is kept for this one.
+    /// With --config the tenants are placed by the configuration, as version 0.1.0 did. This is
+    /// correct only with the configuration with which their data were written. Without --config,
+    /// the existing record is kept and assigned to this pool, which may be a copied or restored
+    /// file.
     Adopt {
         /// The file or block device that tenants share
         #[arg(value_name = "DEVICE")]
@@ -48,11 +49,11 @@ pub(crate) enum LayoutCommand {
         /// The configuration by which the tenants are placed
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Also in place of a record that fits
+        /// Replace even a record that fits
         #[arg(long, requires = "config")]
         replace: bool,
     },
-    /// Free a tenant's range: whoever gets it finds it zeroed
+    /// Free a tenant's range; it is zeroed before it is given to another tenant
     Forget {
         /// The file or block device that tenants share
         #[arg(value_name = "DEVICE")]

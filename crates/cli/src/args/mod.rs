@@ -1,4 +1,4 @@
-//! The command line: what can be said, and the help for it.
+//! The command line: commands, flags, and their help.
 // Doc comments here are help texts, in which [brackets] mean optional.
 #![allow(rustdoc::broken_intra_doc_links)]
 
@@ -25,8 +25,8 @@ use texts::{ctl_examples, serve_examples};
 
 /// Share one fast SSD between tenants by weight.
 ///
-/// Every tenant gets its share of the device whenever it wants it; the others use what it leaves,
-/// so the device is not idle while a request waits.
+/// Each tenant gets its share of the device whenever it needs it. Other tenants use the rest, so
+/// the device is not idle while a request waits.
 #[derive(Debug, Parser)]
 #[command(name = "fairq", version, after_help = EXIT_STATUS, max_term_width = 110, subcommand_required = true)]
 pub(crate) struct Cli {
@@ -49,58 +49,59 @@ pub(crate) enum Command {
     /// gold and silver, three to one, on a Unix socket; it prints the commands to attach with.
     #[command(after_help = serve_examples())]
     Serve(Box<ServeArgs>),
-    /// Ask and change a running server
+    /// Query and change a running server
     ///
-    /// Over its control socket, which only its own user and root may use. Changes hold at once and
-    /// interrupt no connection.
+    /// Uses the server's control socket, which only the server's user and root may use. Changes
+    /// take effect at once and interrupt no connection.
     #[command(after_help = ctl_examples())]
     Ctl(CtlArgs),
-    /// Where tenants' data are on a file or block device that they share, without a server
+    /// Show and edit the layout record of a file or block device that tenants share, without a
+    /// server
     ///
-    /// The record of that belongs to the device: the last MiB of a block device, FILE.layout
-    /// beside a file. A running server has its pool alone: see fairq ctl add, remove, rename and
-    /// resize.
+    /// The layout record holds the range of each tenant's data. It is in the last MiB of a block
+    /// device, or in FILE.layout beside a file. A running server locks its pool: then use fairq ctl
+    /// add, remove, rename and resize.
     Layout(LayoutArgs),
-    /// Watch a running server: who gets what, who hurts whom
+    /// Watch a running server: each tenant's share, and which tenants delay which
     ///
-    /// Fills the terminal, once a second. A bar is what a tenant got, the mark in it what the
-    /// tenant is entitled to; `hurt by` names the tenants whose requests were served while its own
-    /// waited. s sorts, w changes a weight, space pauses, q ends.
+    /// Fills the terminal, and updates it once a second. A bar shows a tenant's share, and the mark
+    /// in it the share to which the tenant is entitled; `hurt by` lists the tenants whose requests
+    /// were served while its own waited. s sorts, w changes a weight, space pauses, q ends.
     #[cfg(feature = "top")]
     #[command(after_help = texts::top_examples())]
     Top(TopArgs),
     /// Use the schedulers inside Linux (fairq.ko): drives, cgroups, weights
     ///
-    /// There a drive's scheduler is selected as any other, and tenants are cgroups. All of this
-    /// reads and writes files in /sys, and needs no server; changes need root.
+    /// A drive's scheduler is selected like any other scheduler of Linux, and tenants are cgroups.
+    /// The commands read and write files in /sys, and need no server; changes need root.
     Kernel(KernelArgs),
-    /// Drive a device with a load, one policy after the other, and compare what each tenant gets
+    /// Run a load on a device, under one policy after the other, and compare each tenant's service
     ///
-    /// The load is made inside this process: closed-loop jobs in the manner of fio. After the runs
-    /// there is a table for each policy, or one JSON object.
+    /// This process generates the load: closed-loop jobs like those of fio. After the runs it
+    /// prints a table for each policy, or one JSON object.
     #[command(after_help = bench_examples())]
     Bench(BenchArgs),
-    /// Find the D and T that suit a device
+    /// Find D and T for a device
     ///
-    /// Raises the number of outstanding requests until the device gives no more: the smallest
-    /// number that reaches the most is D. Then finds the smallest T at which many shards with small
-    /// requests lose nothing.
+    /// Raises the number of outstanding requests until throughput does not rise: the smallest
+    /// number that reaches the highest throughput is D. Then finds the smallest T with which small
+    /// requests of many shards have the same throughput as without throttling.
     #[command(after_help = calibrate_examples())]
     Calibrate(CalibrateArgs),
     /// Show the profiles of devices, or measure a real one
     ///
-    /// A profile describes a device: its queues, times and bandwidths, and what is known of it.
+    /// A profile describes a device: its queues, times and bandwidths, and its known figures.
     #[command(after_help = device_examples())]
     Device {
         /// The action on them.
         #[command(subcommand)]
         command: DeviceCommand,
     },
-    /// Put the papers' claims to the test, in virtual time
+    /// Test the papers' claims, in virtual time
     ///
-    /// Runs the schedulers on models of the papers' devices and says of each claim what the paper
-    /// says, what came out and whether it holds. The same seed gives the same answers on any
-    /// machine.
+    /// Runs the schedulers on models of the papers' devices and prints, for each claim, the paper's
+    /// statement, the result, and whether the claim holds. The same seed gives the same results on
+    /// any machine.
     #[cfg(feature = "lab")]
     #[command(after_help = fairq_lab::args::examples(), subcommand_required = true)]
     Lab(fairq_lab::args::LabArgs),
@@ -117,7 +118,7 @@ pub(crate) enum Command {
     ///
     /// For example: fairq man /usr/local/share/man/man1
     Man {
-        /// The folder; it is made if it is not there
+        /// The folder; it is made if it does not exist
         folder: std::path::PathBuf,
     },
 }

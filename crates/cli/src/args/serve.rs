@@ -21,96 +21,101 @@ use toml::Spanned;
 /// `fairq serve`.
 #[derive(Debug, Args, Default)]
 pub(crate) struct ServeArgs {
-    /// Read this TOML file first; flags win over it
+    /// Read this TOML file first; flags override it
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The store: null | ram | paced | file | nvme-soft, then keys
     ///
     /// Keys: size (null, ram, paced; 4G); iops, bandwidth, latency, parallelism (paced); path,
-    /// create (make the file, with its size, if it is not there), direct=auto|on|off (file). A path
-    /// alone is a file.
-    /// nvme-soft, a software controller with weighted round robin: backing=ram|null|PATH, size,
-    /// profile=z-ssd|FILE|none, state=fresh|steady, window, queues, wrr=true|false,
-    /// poller=inline|core.
+    /// create (make the file, with its size, if it does not exist), direct=auto|on|off (file). A
+    /// path without a kind is a file. nvme-soft, a software controller with weighted round robin:
+    /// backing=ram|null|PATH, size, profile=z-ssd|FILE|none, state=fresh|steady, slowdown (a
+    /// factor for the profile's times), window, queues,
+    /// wrr=true|false, poller=inline|core.
     #[arg(long, value_name = "KIND[,KEY=VALUE…]")]
     pub(crate) device: Option<DeviceTable>,
     /// A tenant; may be given many times
     ///
-    /// Keys: size (default: an equal part of what the others leave), weight=1..10000 (100) or
+    /// Keys: size (default: an equal part of the free space), weight=1..10000 (100) or
     /// cgroup:/NAME, offset, path=FILE (a file of its own), create (make that file), store=NAME
-    /// (share a scheduler with these, and compare weights with them; default: with all whose files
-    /// are on the same device), keep-data (do not zero the range of a tenant that is added to a
-    /// running server), read-only, urgent (d2fq), latency=200us (what its requests are to take; all
-    /// policies with slots), latency-percentile (99), floor=50% (what others keep for it), max-iops
-    /// and max-bandwidth (the most that it gets in a second; also with read- or write- before
-    /// them), burst=100ms (what may come above a cap at once: a time, or a number of requests),
-    /// min-iops and min-bandwidth (what it has at least in a second, while the device can),
-    /// group=NAME (a group of tenants; see --group), identity=NAME (in the client's certificate;
-    /// any: every certificate), uid=N, user=NAME and unix-group=NAME (the users who may open it
-    /// over a Unix socket; several as in a+b), connections (the most; default: half of all),
-    /// vhost-user=PATH and vfio-user=PATH (sockets where a guest attaches it, as a virtio disk and as
-    /// an NVMe controller), ublk (a block device of this machine), description. A comma in a value is written twice.
+    /// (tenants of one store share a scheduler, and their weights are compared; default: one store
+    /// for all files on the same device), keep-data (do not zero the range of a tenant that is
+    /// added to a running server), read-only, urgent (d2fq), latency=200us (the target for its
+    /// requests; all policies with slots), latency-percentile (99), floor=50% (the part of their
+    /// shares that others keep), max-iops and max-bandwidth (caps; also with read- or write- before
+    /// them), burst=100ms (how much it may exceed a cap at once: a time, or a number of requests),
+    /// min-iops and min-bandwidth (the reserved rate, as far as the device can give it), group=NAME
+    /// (a group of tenants; see --group), identity=NAME (the name in the client's certificate; any
+    /// accepts every certificate), uid=N, user=NAME and unix-group=NAME (the users who may open it
+    /// over a Unix socket; several as in a+b), connections (the most at a time; default: half of
+    /// all), vhost-user=PATH and vfio-user=PATH (sockets where a guest attaches it, as a virtio
+    /// disk and as an NVMe controller), ublk (a block device of this machine), description. Write a
+    /// comma in a value twice.
     #[arg(long, value_name = "NAME[=SIZE][,KEY=VALUE…]")]
     pub(crate) tenant: Vec<TenantTable>,
-    /// A group of tenants, which share what it has; may be given many times
+    /// A group of tenants, which share its weight and limits; may be given many times
     ///
-    /// NAME is one name, or those of the groups that it is in before it: acme/batch. Keys:
+    /// NAME is the group's name, after the names of its outer groups: acme/batch. Keys:
     /// weight=1..10000 (100) beside the tenants and groups in the same group, min-iops and
-    /// min-bandwidth (what its tenants have together at least), max-iops, max-bandwidth, the same
-    /// with read- or write- before them, burst (what they have together at most), latency,
-    /// latency-percentile, floor (the target of each tenant in it that has none), cgroup=/NAME
-    /// (weight and caps are that cgroup's io.weight and io.max). A tenant is in it by group=NAME.
+    /// min-bandwidth (reserved for its tenants together), max-iops, max-bandwidth, also with read-
+    /// or write- before them, burst (the caps of its tenants together), latency,
+    /// latency-percentile, floor (the target of each tenant in it that has none of its own),
+    /// cgroup=/NAME (weight and caps follow that cgroup's io.weight and io.max). The key group=NAME
+    /// of a tenant puts it into the group.
     #[arg(long, value_name = "NAME[,KEY=VALUE…]")]
     pub(crate) group: Vec<GroupTable>,
     /// The policy: none | sfqd | mqfq | mqfq-serial | d2fq | kyber | kyber-fair | cfq | cfq-na |
     /// bfq | bfq-na | flashfq | fiops, or nass+ and one of cfq, bfq, flashfq, fiops, mqfq; then
     /// keys
     ///
-    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: how far,
-    /// in bytes, the lightest tenant may run ahead), read-cost, write-cost (factors), least-cost
-    /// (bytes that any request costs at least), cost=bytes|requests|device (what is shared: the
-    /// device's time with mqfq, mqfq-serial and sfqd, else bytes); all but none, mqfq and d2fq:
-    /// merge=on|off|SIZE (adjacent requests as one command); d2fq: tau-l, tau-m, tau-w (bytes),
-    /// hl=dynamic|static-N, initial, period, grace, urgent; cfq: slice, target, quantum, idle; bfq:
-    /// budget, timeout, idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass:
-    /// channels, sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality,
-    /// idleness; kyber: read-target, write-target, discard-target, read-depth, write-depth,
-    /// discard-depth, other-depth; kyber-fair: period, busy, patience, tokens.
+    /// Keys: slots (or D: the most requests outstanding on the device), threshold (or T: the
+    /// distance, in bytes, by which the tenant with the least weight may be ahead of virtual time),
+    /// read-cost, write-cost (factors), least-cost (bytes that any request costs at least),
+    /// cost=bytes|requests|device (the resource that is shared; default: the device's time with
+    /// mqfq, mqfq-serial and sfqd, else bytes); all except none, mqfq and d2fq: merge=on|off|SIZE
+    /// (adjacent requests as one command); d2fq: tau-l, tau-m, tau-w (bytes), hl=dynamic|static-N,
+    /// initial, period, grace, urgent; cfq: slice, target, quantum, idle; bfq: budget, timeout,
+    /// idle, wait-for-equals, sync-writes; flashfq: idle, request-cost; nass: channels,
+    /// sub-request, history, decay, reserve, queue-length, aggressiveness, sequentiality, idleness;
+    /// kyber: read-target, write-target, discard-target, read-depth, write-depth, discard-depth,
+    /// other-depth; kyber-fair: period, busy, patience, tokens.
     #[arg(long, value_name = "NAME[:KEY=VALUE…]")]
     pub(crate) policy: Option<PolicyTable>,
-    /// Where clients connect, unix:PATH or tcp:ADDRESS[:PORT], and where guests attach their
-    /// disks: vhost-user:DIRECTORY, with a socket NAME.sock for each tenant, and
-    /// vfio-user:DIRECTORY, with an NVMe controller NAME/cntrl; ublk makes each tenant a block
-    /// device of this machine, /dev/fairq/NAME; may be given many times
+    /// An address for clients: unix:PATH or tcp:ADDRESS[:PORT]; or for guests' disks:
+    /// vhost-user:DIRECTORY, with a socket NAME.sock for each tenant, and vfio-user:DIRECTORY, with
+    /// an NVMe controller NAME/cntrl; ublk makes each tenant a block device of this machine,
+    /// /dev/fairq/NAME; may be given many times. As the only address, without tenants and without a
+    /// policy: vfio-user-device:DIRECTORY, one NVMe controller cntrl over the whole device
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Vec<Listen>,
     /// The control socket, for `fairq ctl` and `fairq top` [default: beside the default socket, if
     /// that is used]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Where metrics for Prometheus and a web page are served, unix:PATH or tcp:ADDRESS:PORT; may
-    /// be given many times
+    /// An address for the metrics for Prometheus and the web page, unix:PATH or tcp:ADDRESS:PORT;
+    /// may be given many times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Vec<Listen>,
-    /// A name by which clients may reach the HTTP addresses, beside the addresses and localhost;
-    /// may be given many times
+    /// A host name with which clients may reach the HTTP addresses, in addition to the addresses
+    /// and localhost; may be given many times
     #[arg(long, value_name = "NAME")]
     pub(crate) metrics_host: Vec<String>,
     /// Serve the one connection on standard input, then end (inetd)
     #[arg(long)]
     pub(crate) stdio: bool,
-    /// Run this command (by /bin/sh) while the server serves, and end with it and its status
+    /// Run this command (by /bin/sh) while the server serves; the server ends when the command
+    /// ends, with its exit status
     ///
-    /// It finds the URI of the first tenant in $uri, the Unix socket in $unixsocket, and the
-    /// control socket in $control. Without --listen and --control both are in a folder of their
-    /// own, so that many such servers can run at once.
+    /// In the command, $uri is the URI of the first tenant, $unixsocket the Unix socket, and
+    /// $control the control socket. Without --listen and --control both sockets are in a folder of
+    /// their own, so that many such servers can run at the same time.
     #[arg(long, value_name = "COMMAND", conflicts_with = "stdio")]
     pub(crate) run: Option<String>,
-    /// Where to run
+    /// The shards, and their CPUs
     #[command(flatten)]
     pub(crate) shards: ShardArgs,
-    /// When shards poll the queues of guests (vhost-user, vfio-user) instead of sleeping [default:
-    /// auto]
+    /// The times at which shards without work poll the queues of guests (vhost-user, vfio-user)
+    /// instead of sleeping [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub(crate) poll: Option<Poll>,
     /// Whether clients use TLS; required once there is a certificate
@@ -147,13 +152,14 @@ pub(crate) struct ServeArgs {
     /// Print the status each second even if standard output is not a terminal
     #[arg(long)]
     pub(crate) status: bool,
-    /// Say whether this program could go on with the state on standard input; see `ctl upgrade`
+    /// Check whether this program could continue with the state on standard input; see `ctl
+    /// upgrade`
     #[arg(long, hide = true)]
     pub(crate) check_upgrade: bool,
-    /// Go on where the program before in this process has stood
+    /// Continue the server of the previous program in this process
     #[arg(long, hide = true, value_name = "PROGRAM:STATE")]
     pub(crate) take_over: Option<Predecessor>,
-    /// Why the program that was to go on could not
+    /// The reason why the next program could not continue
     #[arg(long, hide = true, value_name = "REASON")]
     pub(crate) after_failure: Option<String>,
 }

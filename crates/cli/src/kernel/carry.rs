@@ -1,8 +1,8 @@
 //! `fairq kernel follow`: keeps `io.fairq.weight` equal to `io.weight`.
 //!
-//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. Its values, for all
-//! drives and for each one, are copied for drives that have one of fairq's schedulers; a drive that
-//! gets one later is included in the next pass.
+//! `io.weight` belongs to io.cost, and no other part of the kernel can read it. So this command
+//! copies its values, the default one and those of single drives, for the drives that have one of
+//! fairq's schedulers. A drive that gets such a scheduler later is included in the next pass.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -22,17 +22,17 @@ pub(super) fn run(machine: &Machine, every: Duration, once: bool) -> anyhow::Res
         if is_first && seen == 0 {
             if !machine.has_io_weights() {
                 let text = "the kernel has no io.weight (CONFIG_BLK_CGROUP_IOCOST), so there is \
-                            nothing to carry over";
+                            nothing to copy";
                 return Err(Refusal::new(text).into());
             }
-            // A cgroup that is made later may have one, so the program goes on.
+            // A cgroup that is made later may have an `io.weight`, so the program continues.
             eprintln!(
-                "fairq: no cgroup has an io.weight yet, since no cgroup hands on I/O (echo +io > \
-                 /sys/fs/cgroup/cgroup.subtree_control)"
+                "fairq: no cgroup has an io.weight yet, because the io controller is off for all \
+                 cgroups (echo +io > /sys/fs/cgroup/cgroup.subtree_control)"
             );
         }
         if written > 0 {
-            println!("lines carried over: {written}, cgroups: {seen}");
+            println!("lines copied: {written}, cgroups: {seen}");
         }
         for complaint in failed {
             if reported.insert(complaint.clone()) {
@@ -74,7 +74,8 @@ fn check(machine: &Machine) -> Checked {
                 // The cgroup has been removed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => checked.failed.push(format!(
-                    "cannot write `{line}` to io.fairq.weight of {name}: {error} (root may)"
+                    "cannot write `{line}` to io.fairq.weight of {name}: {error} (only root may \
+                     write it)"
                 )),
             }
         }
@@ -82,7 +83,7 @@ fn check(machine: &Machine) -> Checked {
     checked
 }
 
-/// The lines to write so that `has` equals `wanted` on these drives.
+/// The lines that have to be written so that `has` equals `wanted` on these drives.
 fn lines(wanted: &Weights, has: &Weights, numbers: &[String]) -> Vec<String> {
     let mut lines = Vec::new();
     if wanted.usual != has.usual {

@@ -61,12 +61,16 @@ const FAMILIES: [Family; 12] = [
     (
         "throttled_requests_total",
         "counter",
-        "Requests of a cgroup that were held back: a later one went first, or none might go",
+        "Requests of a cgroup that were throttled: a later request was issued first, or the \
+         scheduler issued none at that moment",
         |counts| counts.throttled as f64,
     ),
-    ("entitled", "gauge", "The part of the drive that a cgroup is to have now, of 1", |counts| {
-        counts.entitled / 100.0
-    }),
+    (
+        "entitled",
+        "gauge",
+        "The part of the drive to which a cgroup is entitled now, from 0 to 1",
+        |counts| counts.entitled / 100.0,
+    ),
     ("staged_requests", "gauge", "Requests of a cgroup that the scheduler holds", |counts| {
         counts.staged as f64
     }),
@@ -92,8 +96,8 @@ fn text(machine: &Machine) -> String {
         ("slots", "gauge", "D: the most requests on the drive; 0 without a bound"),
         ("free_slots", "gauge", "Slots of D that are free"),
         ("throttles", "counter", "Times a port stopped, too far ahead of virtual time"),
-        ("blocks", "counter", "Times a port stopped for want of a slot"),
-        ("wakes", "counter", "Wake-ups given to other ports"),
+        ("blocks", "counter", "Times a port stopped because no slot was free"),
+        ("wakes", "counter", "Wake-ups that ports sent to other ports"),
     ] {
         let total = if kind == "counter" { "_total" } else { "" };
         let family = format!("fairq_kernel_{key}{total}");
@@ -124,7 +128,7 @@ fn text(machine: &Machine) -> String {
     text.into_text()
 }
 
-/// Each cgroup on each drive that it has used.
+/// The pairs of a cgroup and a drive that the cgroup has used.
 fn each<'a>(
     drives: &'a [&'a Drive],
     cgroups: &'a [Cgroup],

@@ -12,9 +12,9 @@ use super::sysfs::{Cgroup, Counts, Drive, Machine};
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Line {
     pub(super) cgroup: String,
-    /// `None` for the root.
+    /// The weight on the drive; `None` for the root cgroup.
     pub(super) weight: Option<u32>,
-    /// In the time between the samples.
+    /// The counts between the two samples.
     pub(super) counts: Counts,
     /// Its part of the bytes of all cgroups.
     pub(super) share: f64,
@@ -69,7 +69,8 @@ pub(super) fn between(
     Shares { seconds, drives: drives.into_iter().map(lines).collect() }
 }
 
-/// Counts since an earlier sample. A cgroup or a scheduler that was made anew counts from 0.
+/// The counts since an earlier sample. A cgroup or a scheduler that was removed and made again
+/// counts from 0.
 fn less(now: &Counts, before: &Counts) -> Counts {
     // The number of requests only grows, so a smaller one means a new count.
     let is_new = now.requests() < before.requests();
@@ -137,7 +138,7 @@ const COLUMNS: [&str; 10] = [
     "wait",
     "device",
 ];
-/// Columns that are left out in this order if the terminal is too narrow.
+/// The columns that are left out if the terminal is too narrow, in this order.
 const LESS_URGENT: [&str; 4] = ["in flight", "device", "staged", "bandwidth"];
 /// Width of a wide text if nothing else limits it, in columns.
 const USUAL_WIDTH: usize = 96;
@@ -217,7 +218,7 @@ impl Shares {
     /// A paragraph for each drive, wrapped to this width if there is one.
     pub(super) fn text(&self, width: Option<usize>) -> String {
         if self.drives.is_empty() {
-            return "no drive has a scheduler of fairq's: fairq kernel set DEVICE scheduler=mqfq"
+            return "no drive has one of fairq's schedulers: fairq kernel set DEVICE scheduler=mqfq"
                 .into();
         }
         let drive = |(drive, lines): &(Drive, Vec<Line>)| {

@@ -60,7 +60,7 @@ impl Weights {
     }
 }
 
-/// A cgroup's use of a drive, in all or in an interval.
+/// A cgroup's use of a drive, since the start or in an interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Counts {
     pub(super) read_bytes: u64,
@@ -71,10 +71,11 @@ pub(super) struct Counts {
     pub(super) others: u64,
     pub(super) wait_us: u64,
     pub(super) device_us: u64,
-    /// Requests that the scheduler held back.
+    /// Requests that the scheduler throttled.
     pub(super) throttled: u64,
-    /// Present values: percent of the drive, requests.
+    /// The part of the drive to which the cgroup is entitled now, in percent.
     pub(super) entitled: f64,
+    /// Requests that are staged, and on the drive, now.
     pub(super) staged: u64,
     pub(super) in_flight: u64,
 }
@@ -207,7 +208,7 @@ impl Machine {
         Some(Drive {
             name: name.to_owned(),
             number: read(&self.sys.join("block").join(name).join("dev"))?,
-            // Drives that cannot have a scheduler say `none` without brackets.
+            // The file of a drive that cannot have a scheduler contains `none` without brackets.
             scheduler: selected.unwrap_or(&scheduler).to_owned(),
             nr_requests: read(&queue.join("nr_requests")).unwrap_or_default(),
             knobs,
@@ -233,8 +234,8 @@ impl Machine {
     fn no_drive(&self, device: &str) -> Refusal {
         let known: Vec<_> = self.drives().into_iter().map(|drive| drive.name).collect();
         Refusal::new(format!(
-            "there is no drive `{device}` with a scheduler: there are {} (a partition has the \
-             scheduler of its drive)",
+            "there is no drive `{device}` with a scheduler; those with a scheduler are {} (a \
+             partition has the scheduler of its drive)",
             if known.is_empty() { "none".to_owned() } else { known.join(", ") }
         ))
     }
@@ -245,7 +246,8 @@ impl Machine {
         let mut folders = vec![String::new()];
         while let Some(name) = folders.pop() {
             let folder = self.cgroups.join(&name);
-            // A cgroup may have been removed after its parent was read; it has no children then.
+            // A cgroup may have been removed after its parent was read; it is then treated as one
+            // without children.
             let below = fs::read_dir(&folder).into_iter().flatten().flatten();
             let is_folder =
                 |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -293,7 +295,7 @@ impl Machine {
     ) -> anyhow::Result<()> {
         let is_number = weight.parse().is_ok_and(|weight| (1..=10_000).contains(&weight));
         if !is_number && weight != "default" {
-            let text = format!("`{weight}` is no weight: 1 to 10000, or default");
+            let text = format!("`{weight}` is not a weight: write 1 to 10000, or default");
             return Err(Refusal::new(text).into());
         }
         let whole = Path::new(cgroup);
@@ -308,19 +310,20 @@ impl Machine {
             return Err(Refusal::new(text).into());
         }
         if !file.exists() {
-            // The file may be absent because the module is not loaded, or because the parent hands
-            // on no I/O.
+            // The file may be absent because the module is not loaded, or because the parent does
+            // not enable the io controller.
             self.has_module()?;
             let parent = Path::new(&name).parent().unwrap_or(Path::new(""));
             return Err(Refusal::new(format!(
-                "{} is not there, since its parent does not hand on I/O: echo +io > {}",
+                "{} is missing, because the parent does not enable the io controller: echo +io > \
+                 {}",
                 file.display(),
                 self.cgroups.join(parent).join("cgroup.subtree_control").display()
             ))
             .into());
         }
         let line = match device {
-            // For all drives the file takes a number only; 100 is a new cgroup's.
+            // The value for all drives has to be a number; 100 is the default of a new cgroup.
             None if weight == "default" => "default 100".to_owned(),
             None => format!("default {weight}"),
             Some(device) => {
@@ -375,15 +378,15 @@ impl Machine {
             Err(error) if error.kind() == ErrorKind::InvalidInput && key == "scheduler" => {
                 let known = read(&file).unwrap_or_default();
                 Err(Refusal::new(format!(
-                    "there is no scheduler `{value}`: {} has {known}; where fairq's are not among \
-                     them, modprobe fairq",
+                    "there is no scheduler `{value}`: {} has {known}; if fairq's are missing, run \
+                     modprobe fairq",
                     drive.name
                 ))
                 .into())
             }
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
                 let now = read(&file).unwrap_or_default();
-                let text = format!("`{value}` is nothing that {key} can be; it is {now}");
+                let text = format!("{key} cannot be `{value}`; it is {now} now");
                 Err(Refusal::new(text).into())
             }
             Err(error) => Err(error).with_context(|| denied(&file, value)),
@@ -413,7 +416,7 @@ fn not_ours(drive: &Drive) -> Refusal {
 }
 
 fn denied(file: &Path, text: &str) -> String {
-    format!("cannot write `{text}` to {} (root may)", file.display())
+    format!("cannot write `{text}` to {} (only root may write it)", file.display())
 }
 
 #[cfg(test)]
@@ -471,7 +474,7 @@ pub(super) mod tests {
         assert_eq!(names, ["/", "bare", "db", "web", "web/front"]);
         assert_eq!(machine.chosen(&[]).unwrap().len(), 1);
         let error = machine.chosen(&["n2".into()]).unwrap_err().to_string();
-        assert!(error.contains("there are n0, n1"), "{error}");
+        assert!(error.contains("are n0, n1"), "{error}");
     }
 
     #[test]

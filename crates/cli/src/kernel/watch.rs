@@ -12,7 +12,7 @@ use super::shares::Shares;
 use super::sysfs::Machine;
 use super::{PERIOD, print, shares, width};
 
-/// Shows these drives until the user ends it, or once.
+/// Shows these drives until the user quits, or once.
 pub(crate) fn run(devices: &[String], once: bool, json: bool) -> anyhow::Result<()> {
     let machine = Machine::found()?;
     machine.has_module()?;
@@ -25,7 +25,7 @@ pub(crate) fn run(devices: &[String], once: bool, json: bool) -> anyhow::Result<
         };
     }
     if !std::io::stdout().is_terminal() {
-        return Err(Refusal::new("standard output is no terminal: say --once or --json").into());
+        return Err(Refusal::new("standard output is no terminal: add --once or --json").into());
     }
     // An unknown drive is reported before the program takes the terminal.
     machine.chosen(devices)?;
@@ -64,11 +64,12 @@ fn show(
     }
 }
 
-/// The lines of the text that fit, without the first `above`, and a last line of keys.
+/// The lines of the text after the first `above`, as many as fit, and a last line with the keys.
 fn screen(text: &str, above: &mut usize, height: u16) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let room = usize::from(height.saturating_sub(1));
-    // The text may have fewer lines than before: it must not scroll out of sight.
+    // The text may have fewer lines than at the last draw, so the position is limited to its last
+    // line.
     *above = (*above).min(lines.len().saturating_sub(room));
     let shown = lines.iter().skip(*above).take(room);
     let mut screen: String = shown.flat_map(|line| [line, "\n"]).collect();

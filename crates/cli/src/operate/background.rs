@@ -15,7 +15,7 @@ use fairq_config::refusal::Refusal;
 const MOMENT: Duration = Duration::from_millis(2);
 /// A result that no call has fetched for this time belongs to an abandoned call.
 const UNFETCHED: Duration = Duration::from_secs(2);
-/// The most threads of one kind: each may hang.
+/// The most threads of one kind; there is a bound because each of them may hang.
 const MOST: usize = 16;
 
 /// Work of one kind, by the key of the call that needs it.
@@ -45,7 +45,8 @@ impl<T> Job<T> {
             self.result = match self.thread.recv_timeout(timeout) {
                 Ok(result) => Some(result),
                 Err(RecvTimeoutError::Timeout) => None,
-                // The thread has panicked: the job is dropped, and the next call begins anew.
+                // The thread has panicked: the job is dropped, and the next call starts the work
+                // again.
                 Err(RecvTimeoutError::Disconnected) => return true,
             };
         }
@@ -54,8 +55,8 @@ impl<T> Job<T> {
 }
 
 impl<T: Clone + Send + 'static> Background<T> {
-    /// The result of `work`, which the first call with this key starts. While the work goes on, the
-    /// call gets a temporary refusal that names `what`. The result stays until
+    /// The result of `work`, which the first call with this key starts. While the work is not
+    /// finished, the call gets a temporary refusal that names `what`. The result stays until
     /// [`forget`](Self::forget).
     pub(super) fn result(
         &mut self,
@@ -67,7 +68,7 @@ impl<T: Clone + Send + 'static> Background<T> {
         let place = match self.jobs.iter().position(|job| job.key == key) {
             Some(place) => place,
             None if self.jobs.len() == MOST => {
-                let text = format!("{what}: {MOST} calls wait for the same: try again later");
+                let text = format!("{what}: {MOST} calls wait for such work: try again later");
                 return Err(Refusal::new(text));
             }
             None => {
@@ -79,20 +80,20 @@ impl<T: Clone + Send + 'static> Background<T> {
         job.wanted = Instant::now();
         if !job.is_over(MOMENT) {
             let seconds = job.since.elapsed().as_secs();
-            let text = format!("{what}: not over after {seconds} s: try again later");
+            let text = format!("{what}: not finished after {seconds} s: try again later");
             return Err(Refusal::temporary(text));
         }
         match &job.result {
             Some(result) => Ok(result.clone()),
             None => {
                 self.forget(key);
-                Err(Refusal::new(format!("{what}: its thread has ended: see the log")))
+                Err(Refusal::new(format!("{what}: the thread for it has ended: see the log")))
             }
         }
     }
 
-    /// Whether a call with this key has started work whose result is not forgotten; the next call
-    /// for it will come soon.
+    /// Whether a call with this key has started work whose result was not fetched yet. The call
+    /// will be repeated soon.
     pub(super) fn is_begun(&mut self, key: &str) -> bool {
         self.drop_unfetched();
         let job = self.jobs.iter_mut().find(|job| job.key == key);
@@ -121,7 +122,7 @@ impl<T: Clone + Send + 'static> Background<T> {
         Ok(())
     }
 
-    /// Sets the result of the next call with this key, which has no work.
+    /// Sets the result that the next call with this key gets; no work is started for it.
     pub(super) fn put(&mut self, key: &str, result: T) {
         let (now, (_, thread)) = (Instant::now(), channel());
         let (key, result) = (key.into(), Some(result));
@@ -146,7 +147,7 @@ mod tests {
         let mut work = Background::default();
         let wait = move || gate.recv().unwrap();
         let error = work.result("a", "a lookup", wait).unwrap_err();
-        assert!(error.is_temporary() && error.to_string().starts_with("a lookup: not over after"));
+        assert!(error.is_temporary() && error.to_string().starts_with("a lookup: not finished"));
         let twice = || unreachable!("it runs already");
         assert!(work.result("a", "a lookup", twice).unwrap_err().is_temporary());
         go_on.send(7).unwrap();

@@ -1,4 +1,4 @@
-//! Caps: changed by the control socket, and shown.
+//! Caps: their changes by the control socket, and their view.
 
 use fairq_core::{CapStats, Caps};
 use fairq_host::server::Admin;

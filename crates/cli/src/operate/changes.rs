@@ -25,7 +25,8 @@ pub(crate) struct Change {
 
 /// The keys in which `to` differs from `from`, in order; none is in force yet.
 pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
-    // Most of thousands of tenants are the same in both: only the others are written out.
+    // Of thousands of tenants most are equal in both configurations. Only the others are converted
+    // to text, because that is slow.
     let old = by_name(&from.tenant);
     let tables = to.tenant.iter().map(Spanned::get_ref);
     let same: HashSet<&str> = tables
@@ -38,7 +39,8 @@ pub(crate) fn between(from: &Settings, to: &Settings) -> Vec<Change> {
     };
     let mut changes = Vec::new();
     compare("", Some(&written(from)), Some(&written(to)), &mut changes);
-    // Tables with dots in their names are in another order.
+    // The comparison visits tables in the order of their names, which differs from the order of the
+    // keys if a name has a dot.
     changes.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     changes
 }
@@ -60,8 +62,8 @@ fn compare(key: &str, from: Option<&Value>, to: Option<&Value>, changes: &mut Ve
     }
 }
 
-/// The tables whose entries are compared by name. By number, all tenants behind a removed one would
-/// differ.
+/// The tables whose entries are compared by name. Compared by their positions, all tenants after a
+/// removed one would differ.
 fn is_named(key: &str) -> bool {
     matches!(key, "tenant" | "group")
 }

@@ -1,9 +1,9 @@
 //! Logs that shards wait for their CPUs.
 //!
-//! **Problem.** If other programs use the shards' CPUs, a device that could do more is slow, and
-//! nothing else shows the reason. **Model.** The kernel counts the time for which a shard is ready
-//! to run and does not. A warning is logged if one shard waited for more than [`MUCH`] percent of
-//! the last [`WINDOW_S`] seconds, because other shards wait for it then. A second line is logged
+//! **Problem.** If other programs use the shards' CPUs, the device is not fully used, and no other
+//! output shows the reason. **Model.** The kernel counts the time for which a shard is ready to run
+//! and does not. A warning is logged if one shard waited for more than [`MUCH`] percent of the last
+//! [`WINDOW_S`] seconds, because the other shards then wait for that shard. A second line is logged
 //! when it is below [`LITTLE`]; the gap between the bounds limits the number of lines.
 
 use std::collections::VecDeque;
@@ -53,11 +53,11 @@ impl CpuWaits {
             (None, _) => {}
             (Some(percent), true) => tracing::warn!(
                 percent,
-                "shards wait for their CPUs, which others have: give the server priority (Nice= or \
-                 CPUSchedulingPolicy=rr in its \
-                 unit), CPUs of its own (--cpus), or the policy kyber-fair, which minds it least"
+                "shards wait for their CPUs, which other programs use: give the server priority \
+                 (Nice= or CPUSchedulingPolicy=rr in its unit), CPUs of its own (--cpus), or the \
+                 policy kyber-fair, which suffers least from such waits"
             ),
-            (Some(percent), false) => tracing::info!(percent, "shards wait no more for their CPUs"),
+            (Some(percent), false) => tracing::info!(percent, "shards get their CPUs again"),
         }
     }
 }

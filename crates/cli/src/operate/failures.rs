@@ -62,7 +62,7 @@ impl Failures {
             }
         }
         for (tenant, failed) in self.take_over(now) {
-            tracing::info!(tenant, failed, "the device fails no more requests");
+            tracing::info!(tenant, failed, "the device no longer fails requests");
         }
     }
 }
@@ -71,11 +71,12 @@ impl Failures {
 fn cure(errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno) {
         Errno::NOSPC | Errno::DQUOT => {
-            "make room on its file system, where a sparse file takes what is written; others are \
-             served as before"
+            "free space on its file system (a sparse file takes space for all that is written to \
+             it); the other tenants are not affected"
         }
         Errno::FBIG => {
-            "raise the limit on file sizes (ulimit -f) or take a file system of larger files"
+            "raise the limit on file sizes (ulimit -f) or use a file system that allows larger \
+             files"
         }
         _ => {
             "the kernel's log may have the reason; each client gets the errors of its own requests"

@@ -1,4 +1,5 @@
-//! Groups of tenants and reservations: changed by the control socket and by a reload, and shown.
+//! Groups of tenants, and reservations: the changes by the control socket and by a reload, and the
+//! views of both.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,7 +60,8 @@ impl Console {
         self.mark_ambiguous(&mut all);
         let is_it = |group: &&group::Group| group.name == table.name;
         let new = all.iter().find(is_it).ok_or_else(|| Fault::params("there is no such group"))?;
-        // Targets can be refused one by one, so they are set before the group itself changes.
+        // The policy may refuse the target of any single tenant, so all targets are set before the
+        // group itself changes.
         let changed = self
             .set_targets(admin, &all)
             .and_then(|()| admin.set_group(&server_group(new)).map_err(Fault::refused));
@@ -82,7 +84,8 @@ impl Console {
     /// Whether the machine has a group of users of this name. Unfinished while the name is
     /// resolved.
     fn is_of_users(&mut self, name: &str) -> Result<bool, Refusal> {
-        let what = format!("group {name}: looking up whether it is one of users (getent group)");
+        let what =
+            format!("group {name}: checking whether it is a group of users, too (getent group)");
         let wanted = name.to_owned();
         let find = move || Directory::default().has_group(&wanted);
         let is_of_users = self.naming.result(name, &what, find)?;
@@ -97,7 +100,7 @@ impl Console {
         Ok(groups)
     }
 
-    /// Warns of groups of users under the key `group`.
+    /// Logs a warning for each tenant whose key `group` names groups of users.
     pub(super) fn warn_of_groups<'a>(&self, tables: impl Iterator<Item = &'a TenantTable>) {
         let groups = self.known_groups().unwrap_or_default();
         tables.filter_map(|table| table.warning(&groups)).for_each(|text| tracing::warn!("{text}"));
@@ -217,7 +220,8 @@ impl Console {
         Ok(json!({ "tenant": name, "from": words(&before), "to": words(&now) }))
     }
 
-    /// Adds or changes these groups, and stores the tables of `wanted`; groups that are gone stay.
+    /// Adds or changes these groups, and stores the tables of `wanted`. Groups that `wanted` does
+    /// not have are not removed here.
     pub(super) fn put_groups(
         &mut self,
         admin: &mut dyn Admin,
@@ -302,7 +306,7 @@ fn view_of(of: &GroupStatus, target: Option<Target>, tenants: &[&str]) -> view::
     }
 }
 
-/// The promises in a few words; `None` for none.
+/// Joins the promises that exist to one text; `None` if there are none.
 fn phrases<const N: usize>(all: [Option<String>; N]) -> Option<String> {
     let all: Vec<String> = all.into_iter().flatten().collect();
     (!all.is_empty()).then(|| all.join(" · "))
@@ -318,7 +322,7 @@ fn least(reservation: fairq_core::Reservation, state: Option<ReservationState>) 
 fn most(of: &CapStats) -> Option<String> {
     let waiting = match of.waiting {
         0 => String::new(),
-        waiting => format!("{waiting} wait for a cap"),
+        waiting => format!("{waiting} requests wait for a cap"),
     };
     let own = (!of.caps.is_empty()).then(|| caps::describe(&of.caps));
     phrases([own, Some(waiting).filter(|text| !text.is_empty())])

@@ -123,7 +123,7 @@ struct Writing {
     result: Option<Result<Record, String>>,
 }
 
-/// The record as it is in force, and the thread that writes it.
+/// The record in force, and the channel to the thread that writes records.
 pub(super) struct Keeper {
     path: Arc<str>,
     record: Arc<Record>,
@@ -131,7 +131,7 @@ pub(super) struct Keeper {
     done: Receiver<Result<Record, String>>,
     writing: Option<Writing>,
     queue: BTreeSet<Edit>,
-    /// Whether storage has a record with a change to be reverted.
+    /// Whether the record on storage contains a change that has to be reverted.
     is_stale: bool,
     /// Size of the pool's file at the last check for growth, in bytes.
     seen: u64,
@@ -196,7 +196,8 @@ impl Keeper {
         let call = self.writing.as_ref().and_then(|writing| writing.call.as_ref());
         let claims = call.into_iter().flat_map(|(edits, _)| edits);
         for edit in claims.filter(|edit| matches!(edit, Edit::Claim { .. })) {
-            // A range that a removal in the same write frees is not free yet.
+            // A claim may need a range that a removal in the same write frees. That range is not
+            // free yet, so an error is ignored.
             let _ = edit.make(&mut record);
         }
         record
@@ -253,7 +254,7 @@ impl Keeper {
         }
     }
 
-    /// Notes that the call for these changes will not be repeated.
+    /// The caller will not repeat the call for these changes.
     pub(super) fn give_up(&mut self, edits: &[Edit]) {
         if self.waits_for(edits)
             && let Some(writing) = &mut self.writing
@@ -447,7 +448,7 @@ impl Keeper {
         }
     }
 
-    /// Logs the failure of a change that is retried, once.
+    /// Logs the failure of a change that is retried, unless the last logged failure is the same.
     fn note_failure(&mut self, text: String) {
         if self.failure.as_ref() != Some(&text) {
             tracing::error!("{text}");

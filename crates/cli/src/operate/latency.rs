@@ -1,4 +1,4 @@
-//! Latency targets: changed by the control socket, shown, and logged.
+//! Latency targets: their changes by the control socket, their view, and their log lines.
 //!
 //! A missed target is logged once, with the cause if it cannot be met, and once more when it has
 //! been met for [`CALM`] seconds. Shorter changes of the state are not logged.
@@ -22,7 +22,7 @@ const CALM: u32 = 3;
 type Written = (Option<Nanos>, Option<Percentile>, Option<Part>);
 
 impl Console {
-    /// Sets a tenant's target, or removes it if none is given.
+    /// Sets a tenant's target; without values it removes the target.
     pub(super) fn set_latency(
         &mut self,
         admin: &mut dyn Admin,
@@ -102,15 +102,15 @@ impl TargetLog {
                 None if stats.state == TargetState::Missed => tracing::warn!(
                     tenant,
                     target,
-                    "its latency target is missed, and others are held back for it"
+                    "its latency target is missed, and other tenants are throttled for it"
                 ),
                 None => tracing::info!(tenant, target, "its latency target is met"),
             }
         }
     }
 
-    /// Whether a state was not logged and has lasted for [`CALM`] seconds; a target that is given up
-    /// is logged at once.
+    /// Whether a state was not logged and has lasted for [`CALM`] seconds; a target that the policy
+    /// has given up is logged at once.
     fn is_news(&mut self, tenant: &str, state: TargetState) -> bool {
         // At first a target counts as met, so that only a missed one is logged.
         let met = Spell { logged: TargetState::Met, seconds: 0 };

@@ -2,8 +2,8 @@
 //! and resizes of ranges.
 //!
 //! The record is on stable storage before anything relies on it: before a tenant can be opened in a
-//! range, and before a change of names or sizes is answered. [`super::keeper`] writes it without a
-//! wait of the control thread.
+//! range, and before a change of names or sizes is answered. [`super::keeper`] writes it, and the
+//! control thread does not wait for the write.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl Console {
         Ok(layout.record().find(&new.name).is_none_or(|held| !held.zeroed))
     }
 
-    /// The changes of the record for a reload that removes and adds these tenants. A tenant without
-    /// a range is left out: the error comes when it is added.
+    /// The changes of the record for a reload that removes and adds these tenants. A tenant for
+    /// which there is no range is left out here; adding it reports the error.
     pub(super) fn claims<'a>(
         &self,
         admin: &dyn Admin,
@@ -97,9 +97,9 @@ impl Console {
         held.is_some_and(|held| held.zeroed)
     }
 
-    /// Notes that a tenant's range has been zeroed. The tenant opens only when the record has this,
-    /// because another start would zero the data of its clients otherwise. False if the record is
-    /// not written yet.
+    /// Notes that a tenant's range has been zeroed. The tenant can be opened only when the record
+    /// has this, because the server's next start would otherwise zero the range, which has the data
+    /// of its clients. False if the record is not written yet.
     pub(super) fn note_zeroed(&mut self, tenant: &server::Tenant) -> bool {
         let is_own = self.own.values().any(|own| own.0 == tenant.file);
         if let Some(layout) = self.layout.as_mut().filter(|_| !is_own)
@@ -143,8 +143,8 @@ impl Console {
         if size < before && !discard {
             let (now, to) = (exact_size(before), exact_size(size));
             return Err(Fault::refused(format!(
-                "{name} has {now}, and what is behind {to} would be lost: add --discard if it may \
-                 be"
+                "{name} has {now}, and the data behind {to} would be lost: add --discard to allow \
+                 this"
             )));
         }
         let is_own = self.own.values().any(|own| own.0 == file);
@@ -166,7 +166,7 @@ impl Console {
             let behind = tenants.members().filter(|one| one.tenant.base > base);
             let end = behind.map(|one| one.tenant.base).min().unwrap_or(self.shared);
             if base + size > end {
-                return Err(no_room(end - base, "that is where its range can end"));
+                return Err(no_room(end - base, "its range cannot grow beyond that"));
             }
             true
         };

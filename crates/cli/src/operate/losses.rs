@@ -36,8 +36,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts to write `losses`, unless they are on storage already. A write that goes on is
-    /// completed first: the next call, a second later, tries again.
+    /// Starts to write `losses`, unless they are on storage already. If an earlier write is not
+    /// finished, this call does nothing: the next call, a second later, tries again.
     fn put(&mut self, losses: Losses) {
         if let Some((wanted, thread)) = &self.writing {
             match thread.try_recv() {
@@ -68,8 +68,9 @@ impl Keeper {
             tracing::error!(
                 %error,
                 folder = %state_directory().display(),
-                "cannot write down which tenants' data may be lost: if the server is killed, the \
-                 next one does not know; make the folder writable for the server's user"
+                "cannot record the tenants whose data may be lost: if the server is killed, the \
+                 next server's flushes succeed although data are lost; make the folder writable \
+                 for the server's user"
             );
         }
     }
@@ -113,8 +114,8 @@ fn read(folder: &Path, location: &str) -> Option<BTreeMap<String, i32>> {
         tracing::error!(
             path = %path.display(),
             %error,
-            "cannot read which tenants of {location} may have lost data: check their data, then \
-             remove the file"
+            "cannot read the list of tenants of {location} that may have lost data: check the data \
+             of all its tenants, then remove the file"
         );
     };
     tenants.inspect_err(report).ok()
@@ -138,8 +139,8 @@ pub(crate) fn rename(pool: &str, old: &str, new: Option<&str>) -> io::Result<()>
 }
 
 impl Console {
-    /// The location of a tenant's data; `None` in memory. It needs no file system, which may be
-    /// the one that has failed and hangs.
+    /// The location of a tenant's data; `None` in memory. This function reads no
+    /// file, because the tenant's file system may have failed and hang.
     fn location(&self, member: &Member) -> Option<String> {
         let own = self.own.iter().find(|(_, (file, _))| *file == member.tenant.file);
         match own {
@@ -166,7 +167,8 @@ impl Console {
 
     fn mark_loss(&self, admin: &dyn Admin, member: &Member, location: &str) {
         let Some(tenants) = self.losses.written.get(location) else { return };
-        // A file of a tenant's own has the same data under another name.
+        // A tenant's own file has the same data after the tenant is renamed, so for such a file the
+        // entry of any name counts.
         let is_own = location.starts_with("file ");
         let errno = tenants.get(&member.tenant.name);
         if let Some(&errno) = errno.or_else(|| tenants.values().next().filter(|_| is_own)) {
@@ -174,7 +176,7 @@ impl Console {
         }
     }
 
-    /// Marks tenants that were added with the data that they had before.
+    /// Marks added tenants whose ranges already have data, if these data may be lost.
     pub(super) fn mark_losses_of(&mut self, admin: &dyn Admin, names: &[&str]) {
         if self.losses.written.is_empty() {
             return;
@@ -187,7 +189,7 @@ impl Console {
         }
     }
 
-    /// Writes down which tenants' data may be lost, if that has changed.
+    /// Records the tenants whose data may be lost, if the list has changed.
     pub(super) fn keep_losses(&mut self, now: &Status, tenants: &TenantList) {
         let is_quiet = self.losses.written.is_empty() && self.losses.writing.is_none();
         if is_quiet && now.write_back_errors.is_empty() {

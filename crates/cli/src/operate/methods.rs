@@ -106,8 +106,8 @@ impl Console {
         self.adding.result(spec, &what, complete)?
     }
 
-    /// Adds tenants, each given by its table and its completed form, at free places. The cost of a
-    /// call hardly depends on the number of tenants.
+    /// Adds tenants, each given by its table and its completed form, in free ranges. The tenants
+    /// are added together, because the cost of a call hardly depends on their number.
     pub(super) fn add_tables(
         &mut self,
         admin: &mut dyn Admin,
@@ -121,7 +121,8 @@ impl Console {
         let gaps = match checked.and_then(|()| self.gaps(admin, new)) {
             Ok(gaps) => gaps,
             Err(refusal) if come.len() == 1 => return vec![Err(refusal)],
-            // If one is refused, the others are added one by one.
+            // If the call refuses one tenant, no tenant is added. The tenants are then added one by
+            // one.
             Err(_) => {
                 let one = |one| self.add_tables(admin, std::slice::from_ref(one)).pop();
                 return come.iter().filter_map(one).collect();
@@ -160,7 +161,7 @@ impl Console {
         match admin.tenants().find(&new.name) {
             None => Ok(()),
             Some(_) => Err(Refusal::new(format!(
-                "{}: tenant {}: there is one already: remove it first or choose another name",
+                "{}: tenant {}: there is one already: remove that one first or choose another name",
                 new.origin, new.name
             ))),
         }
@@ -174,8 +175,8 @@ impl Console {
         new: &Tenant,
         gap: Option<Range>,
     ) -> Result<(server::Tenant, bool), Refusal> {
-        // A part of the shared file may hold another tenant's data; a file of the tenant's own was
-        // chosen for it.
+        // A range of the shared file may hold another tenant's data, so it is zeroed. A file of the
+        // tenant's own is not zeroed, because the operator chose it for the tenant.
         let (range, wipe) = match (&new.path, gap) {
             (Some(path), _) => (self.own_file(admin, new, path)?, false),
             (None, Some(range)) => (range, self.claim(new, &range)?),
@@ -229,7 +230,7 @@ impl Console {
         Ok(layout(&all, Some(self.shared), &[])?.split_off(others))
     }
 
-    /// Opens the file of a tenant's own; its whole range.
+    /// Opens the tenant's own file, and returns the range of the whole file.
     fn own_file(
         &mut self,
         admin: &mut dyn Admin,
@@ -260,7 +261,8 @@ impl Console {
         come: &[(TenantTable, Tenant)],
     ) -> Result<(), Refusal> {
         for (_, new) in come {
-            // An open file belongs to a tenant that is removed, or is refused later.
+            // A file that is already open is not opened again: its tenant is removed in the same
+            // reload, or the new tenant is refused later.
             let Some(path) = new.path.as_ref().filter(|path| !self.own.contains_key(*path)) else {
                 continue;
             };
@@ -286,7 +288,8 @@ impl Console {
         name: &str,
         keep: bool,
     ) -> Result<Value, Fault> {
-        // The lookup comes before the removal, after which the list does not have the tenant.
+        // The file's number is read before the removal, because the list does not have the tenant
+        // afterwards.
         let file = admin.tenants().find(name).map(|member| member.tenant.file);
         let has_own = file.is_some_and(|file| self.own.values().any(|own| own.0 == file));
         let is_reserved = file.is_none()
@@ -299,15 +302,16 @@ impl Console {
             self.disown(name).map_err(|error| {
                 self.drop_snapshots();
                 if error.is_temporary() {
-                    // The write goes on, and the keeper puts it in force when it ends.
+                    // The write continues, and the keeper puts the record in force when the write
+                    // ends.
                     return Fault::unfinished(format!(
-                        "{name} is removed; its range stays reserved until the device answers, \
-                         which it does not do now, and is free then"
+                        "{name} is removed; the device does not answer now, so the range stays \
+                         reserved until it does, and is free then"
                     ));
                 }
                 Fault::refused(format!(
-                    "{name} is removed, but its range stays reserved, until the same command \
-                     succeeds: {error}"
+                    "{name} is removed, but its range stays reserved; repeat the command to free \
+                     it: {error}"
                 ))
             })?;
         }
@@ -323,7 +327,8 @@ impl Console {
         if names.is_empty() {
             return Vec::new();
         }
-        // The lookup comes before the removal, after which the list does not have the tenants.
+        // The files' numbers are read before the removal, because the list does not have the
+        // tenants afterwards.
         let tenants = admin.tenants();
         let results = admin.remove(names);
         let pairs = names.iter().copied().zip(&results);
@@ -378,7 +383,7 @@ impl Console {
         }
     }
 
-    /// Changes keys of a tenant; `off` takes one away.
+    /// Changes keys of a tenant; the value `off` removes a key.
     pub(super) fn set(
         &mut self,
         admin: &mut dyn Admin,
@@ -481,10 +486,17 @@ impl Console {
     /// Changes the policy to that of `table`; returns the differences.
     fn change_policy(&mut self, admin: &mut dyn Admin, table: PolicyTable) -> Result<Value, Fault> {
         let wanted = table.clone().complete().map_err(Fault::params)?;
+        if self.settings.has_whole_device() && wanted.name() != "none" {
+            return Err(Fault::refused(
+                "a controller has the whole device (vfio-user-device) and arbitrates among its \
+                 queues itself: the policy stays none",
+            ));
+        }
         let before = self.describe_policy();
         let settings = Settings { policy: Some(table), ..Settings::default() };
         let mut differ = changes::between(&policy_only(&self.settings), &settings);
-        // The default policy now has its name in the settings, which is not a difference.
+        // If the new settings only name the default policy, which is in force already, their key
+        // `policy.name` is not a difference.
         differ.retain(|change| {
             change.key != "policy.name" || wanted.policy != self.plan.policy.policy
         });
@@ -530,8 +542,8 @@ impl Console {
     ) -> Result<bool, String> {
         let knobs = wanted.knobs(self.plan.device.default_slots());
         let mut tunings = Vec::new();
-        // All parameters are checked before one changes: if one needs another policy, this one
-        // stays as it is.
+        // All parameters are checked before one changes: if one of them needs another policy, the
+        // present policy stays as it is.
         for changes::Change { key, .. } in differ {
             let changed = |(knob, _): &&(Knob, _)| key.strip_prefix("policy.") == Some(knob.key);
             let Some((knob, value)) = knobs.iter().find(changed) else { return Ok(false) };

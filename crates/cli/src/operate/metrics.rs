@@ -3,9 +3,9 @@
 //! Names end in their unit, counters in `_total`; times are seconds. A tenant's series have the
 //! labels `tenant` and `device`: the name of the tenant's store, as in the label `store` of the
 //! series of stores and their policies. Series of shards have the label `shard`. No sample has both
-//! a tenant and a shard, so the number of series grows with the sum of both, not with their
-//! product. At most [`MOST_TENANTS`] tenants have series of their own; the others of a store are
-//! summed under one name.
+//! a tenant and a shard, so the number of series grows with the number of tenants plus the number
+//! of shards, not with the product. At most [`MOST_TENANTS`] tenants have series of their own; the
+//! others of a store are summed under one name.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -44,8 +44,8 @@ const BUCKETS_NS: [u64; 14] = [
 
 /// Labels of a sample.
 type Labels<'a> = Vec<(&'a str, &'a str)>;
-/// A family of samples: its name, its help text, and the value of a subject; a subject without a
-/// value has no sample.
+/// A family of samples: its name, its help text, and the value of a subject; a subject for which
+/// the function returns `None` has no sample.
 type Family<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
 /// Families of samples.
@@ -116,7 +116,7 @@ struct Subject<'a> {
     /// The name of its store.
     store: String,
     stats: Cow<'a, TenantStats>,
-    /// Whether its last second is known; it is not for several tenants together.
+    /// Whether its last second is known. It is unknown for a subject of several tenants.
     is_measured: bool,
 }
 
@@ -191,7 +191,11 @@ fn bit(is: bool) -> Option<f64> {
 }
 
 fn server(text: &mut Text, status: &view::Status, policy: &str) {
-    text.family("fairq_info", "gauge", "Always 1; its labels say what runs.");
+    text.family(
+        "fairq_info",
+        "gauge",
+        "Always 1; its labels name the version, the policy and the device.",
+    );
     let device = &status.summary.device;
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("policy", policy), ("device", device)];
     text.sample("fairq_info", &labels, 1.0);
@@ -199,28 +203,29 @@ fn server(text: &mut Text, status: &view::Status, policy: &str) {
         ("fairq_uptime_seconds", "Time since the server started.", |of| Some(of.summary.uptime_s)),
         (
             "fairq_upgrades_total",
-            "Times that another program has taken the server over (fairq ctl upgrade).",
+            "Number of upgrades (fairq ctl upgrade) since the server started.",
             |of| Some(of.upgrades as f64),
         ),
         ("fairq_tenants", "Tenants being served.", |of| Some(of.tenants as f64)),
-        ("fairq_draining", "1 while the server drains: it takes no more connections.", |of| {
+        ("fairq_draining", "1 while the server drains and accepts no more connections.", |of| {
             bit(of.summary.draining)
         }),
         (
             "fairq_connections_memory_bytes",
-            "Memory that connections hold for requests and replies; given back when they are idle.",
+            "Memory that connections hold for requests and replies; it is freed when they are \
+             idle.",
             |of| Some(of.memory.used as f64),
         ),
         (
             "fairq_connections_memory_limit_bytes",
-            "The most that it may be (limits.memory), but for one request of a tenant: at it \
-             requests wait, and no new connection is taken.",
+            "The limit of fairq_connections_memory_bytes (limits.memory); one request of a tenant \
+             may exceed it. At the limit requests wait, and the server accepts no new connection.",
             |of| Some(of.memory.most as f64),
         ),
         (
             "fairq_cut_off_files",
-            "Files that became shorter while they were served: what was behind their end is lost, \
-             and requests there fail. `fairq ctl status` names them.",
+            "Files that became shorter while they were served: the data behind the new end are \
+             lost, and requests for them fail. `fairq ctl status` names them.",
             |of| Some(of.cut_off_files.len() as f64),
         ),
     ];
@@ -237,9 +242,11 @@ fn server(text: &mut Text, status: &view::Status, policy: &str) {
             "Age of the oldest request that the store has not answered.",
             |store| Some(store.oldest_s),
         ),
-        ("fairq_store_requests", "Operations that the store has and has not completed.", |store| {
-            Some(store.on_device as f64)
-        }),
+        (
+            "fairq_store_requests",
+            "Operations that were issued to the store and are not completed.",
+            |store| Some(store.on_device as f64),
+        ),
         (
             "fairq_store_slots",
             "The most operations that the store may have (D); no sample where there is no limit. \
@@ -251,8 +258,7 @@ fn server(text: &mut Text, status: &view::Status, policy: &str) {
         }),
     ];
     text.families(&families, &by_store(&status.summary.stores, |store| store));
-    let help = "Log lines about unauthenticated clients that were left out, because they came too \
-                fast.";
+    let help = "Log lines about unauthenticated clients that were suppressed by the rate limit.";
     let name = "fairq_log_lines_suppressed_total";
     text.family(name, "counter", help);
     text.sample(name, &[], STRANGERS.suppressed() as f64);
@@ -266,8 +272,8 @@ fn by_store<T>(stores: &[Store], part: fn(&Store) -> &T) -> Vec<(Labels<'_>, &T)
 /// The CPU time of the control thread for one event at a time.
 fn control(text: &mut Text, now: &Status) {
     let name = "fairq_control_turn_cpu_seconds";
-    let help = "CPU time of the control thread's turns: in a turn it handles one event (a call, a \
-                scrape, a reload, a tick), and handshakes wait.";
+    let help = "CPU time of the control thread for each event (a call, a scrape, a reload, a \
+                tick); handshakes wait meanwhile.";
     text.family(name, "histogram", help);
     let (bucket, mut below) = (format!("{name}_bucket"), 0);
     for (bound, count) in TURN_BOUNDS_NS.iter().zip(now.control.classes) {
@@ -286,12 +292,14 @@ fn layout(text: &mut Text, layout: Option<&view::Layout>) {
     let families: [Family<view::Layout>; 2] = [
         (
             "fairq_layout_reserved_ranges",
-            "Ranges that the file's layout record keeps for names that no tenant has.",
+            "Ranges in the file's layout record that are reserved for names that no tenant has.",
             |of| Some(of.reserved.len() as f64),
         ),
-        ("fairq_layout_reserved_bytes", "Their bytes, which no tenant can use.", |of| {
-            Some(of.reserved.iter().map(|range| range.size).sum::<u64>() as f64)
-        }),
+        (
+            "fairq_layout_reserved_bytes",
+            "Bytes of the reserved ranges of the layout record, which no tenant can use.",
+            |of| Some(of.reserved.iter().map(|range| range.size).sum::<u64>() as f64),
+        ),
     ];
     let files: Vec<_> = layout.iter().map(|of| (vec![("file", &*of.path)], *of)).collect();
     text.families(&families, &files);
@@ -309,12 +317,12 @@ fn tenants(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
         }),
         (
             "fairq_tenant_staged_seconds_total",
-            "Time that operations waited in the scheduler, added up over operations.",
+            "Sum of the times that operations waited in the scheduler.",
             |of| Some(of.tenant.staged_ns as f64 * 1e-9),
         ),
         (
             "fairq_tenant_device_seconds_total",
-            "Time that operations were on the device, added up over operations.",
+            "Sum of the times that operations were on the device.",
             |of| Some(of.tenant.device_ns as f64 * 1e-9),
         ),
         (
@@ -325,7 +333,7 @@ fn tenants(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
         ),
         (
             "fairq_tenant_in_flight",
-            "Operations that the server has taken in and not completed.",
+            "Operations that the server has received and not completed.",
             |of| Some(of.tenant.row.in_flight as f64),
         ),
         ("fairq_tenant_queue_length", "Operations that wait in the scheduler.", |of| {
@@ -350,14 +358,14 @@ fn tenants(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
         ),
         (
             "fairq_tenant_write_back_error",
-            "1 for a tenant whose flushes and FUA writes fail, since data that it wrote may be \
-             lost; until `fairq ctl clear-error TENANT`. Others have no sample.",
+            "1 for a tenant whose flushes and FUA writes fail, because data that it wrote may be \
+             lost, until `fairq ctl clear-error TENANT`. Other tenants have no sample.",
             |of| of.tenant.write_back_errno.map(|_| 1.0),
         ),
         (
             "fairq_tenant_ended_writes",
-            "Writes of the tenant's ended connections that are still under way: requests of others \
-             that overlap them wait.",
+            "Writes of the tenant's ended connections that are still in flight; overlapping \
+             requests of other connections wait for them.",
             |of| Some(of.tenant.ended.writes as f64).filter(|_| of.has_ended()),
         ),
         (
@@ -381,7 +389,7 @@ fn tenants(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
 }
 
 impl Subject<'_> {
-    /// Whether a connection of the tenant has left writes, now or before.
+    /// Whether an ended connection of the tenant has or had unfinished writes.
     fn has_ended(&self) -> bool {
         self.tenant.ended != view::Ended::default()
     }
@@ -403,7 +411,8 @@ fn operations(text: &mut Text, subjects: &[(Labels<'_>, &Subject<'_>)]) {
         ),
         (
             "fairq_tenant_operations_total",
-            "Operations completed: a read or write beyond 64 KiB is one for each piece of 64 KiB.",
+            "Operations completed: a read or write of more than 64 KiB counts once for each piece \
+             of 64 KiB.",
             of_tenant,
         ),
     ];
@@ -461,8 +470,8 @@ fn shards(text: &mut Text, shards: &[Shard]) {
             "Operations that were merged into another operation's command.",
             |of| Some(of.joined as f64),
         ),
-        ("fairq_shard_turns_total", "Turns of the shard's loop.", |of| Some(of.turns as f64)),
-        ("fairq_shard_sleeps_total", "Times the shard slept; each ended with a wake-up.", |of| {
+        ("fairq_shard_turns_total", "Iterations of the shard's loop.", |of| Some(of.turns as f64)),
+        ("fairq_shard_sleeps_total", "Times the shard slept until a wake-up.", |of| {
             Some(of.sleeps as f64)
         }),
         ("fairq_shard_cpu_seconds_total", "Time the shard had its CPU.", |of| of.cpu_s),
@@ -496,7 +505,7 @@ fn policy(text: &mut Text, summary: &view::Summary) {
         ),
         (
             "fairq_policy_slots_in_use",
-            "Slots that outstanding operations take, or that shards keep at hand; of all stores.",
+            "Slots that outstanding operations use or that shards hold in reserve; of all stores.",
             |of| of.slots_in_use.map(|slots| slots as f64),
         ),
         (
@@ -509,7 +518,7 @@ fn policy(text: &mut Text, summary: &view::Summary) {
             "Times a shard stopped because no slot of the device was free.",
             |of| Some(of.blocks as f64),
         ),
-        ("fairq_policy_wakes_total", "Wake-ups that shards gave each other.", |of| {
+        ("fairq_policy_wakes_total", "Wake-ups that shards sent to each other.", |of| {
             Some(of.wakes as f64)
         }),
     ];
@@ -518,23 +527,26 @@ fn policy(text: &mut Text, summary: &view::Summary) {
     let of_store: [Family<PolicyState>; 9] = [
         (
             "fairq_policy_slots_found",
-            "The least number of outstanding requests that is believed to fill the store: D, and \
-             of kyber-fair what keeps the store busy.",
+            "The smallest number of outstanding requests that is estimated to fill the store: the \
+             automatic D, or, with kyber-fair, the number that keeps the store busy.",
             |of| Some(of.depth.as_ref()?.slots as f64),
         ),
         (
             "fairq_policy_device_requests_per_second",
-            "Operations a second that the store was last seen to complete with that D.",
+            "Operations a second that the store completed with fairq_policy_slots_found, when last \
+             measured.",
             |of| Some(of.depth.as_ref()?.requests_per_s as f64),
         ),
         (
             "fairq_policy_device_bytes_per_second",
-            "Bytes a second that the store was last seen to move with that D.",
+            "Bytes a second that the store moved with fairq_policy_slots_found, when last \
+             measured.",
             |of| Some(of.depth.as_ref()?.bytes_per_s as f64),
         ),
         (
             "fairq_policy_cost_windows_total",
-            "Windows of a busy store in which costs were measured; 0 while they are a guess.",
+            "Windows of a busy store in which costs were measured; 0 while the costs are only \
+             assumed.",
             |of| Some(of.cost.as_ref()?.windows as f64),
         ),
         (
@@ -544,8 +556,8 @@ fn policy(text: &mut Text, summary: &view::Summary) {
         ),
         (
             "fairq_policy_virtual_time_spread_bytes",
-            "The distance of the foremost request or tenant from virtual time, in bytes at weight \
-             100.",
+            "The distance from virtual time of the request or tenant that is farthest ahead, in \
+             bytes at weight 100.",
             |of| of.virtual_time_spread.map(|spread| spread as f64),
         ),
         ("fairq_policy_periods_total", "Periods that have begun.", |of| {
@@ -553,10 +565,10 @@ fn policy(text: &mut Text, summary: &view::Summary) {
         }),
         (
             "fairq_policy_tokens",
-            "Tokens of this period for all tenants of the store; reading a byte takes one.",
+            "Tokens of this period for all tenants of the store; a read uses one for each byte.",
             |of| Some(of.tokens.as_ref()?.tokens as f64),
         ),
-        ("fairq_policy_write_cost", "Tokens that writing a byte takes.", |of| {
+        ("fairq_policy_write_cost", "Tokens that a write uses for each byte.", |of| {
             Some(of.tokens.as_ref()?.write_percent as f64 / 100.0)
         }),
     ];
@@ -570,9 +582,10 @@ fn policy(text: &mut Text, summary: &view::Summary) {
 /// The state of the search for D.
 fn depths(text: &mut Text, stores: &[(Labels<'_>, &PolicyState)]) {
     let name = "fairq_policy_slots_state";
-    let help = "1 for what D follows: searching (the load is new), found (less would cost more \
-                than 1.5 % of the rate), all-demand (all requests are on the store and do not \
-                fill it), alone (one tenant is active, so there is no limit).";
+    let help = "1 for the present state of the search for D: searching (the load is new), found (a \
+                smaller D would reduce the rate by more than 1.5 %), all-demand (all requests are \
+                on the store and do not fill it), alone (one tenant is active, so there is no \
+                limit).";
     let depths: Vec<_> =
         stores.iter().filter_map(|(labels, of)| Some((labels, of.depth.as_ref()?.state))).collect();
     if !depths.is_empty() {
@@ -592,8 +605,8 @@ fn costs(text: &mut Text, stores: &[(Labels<'_>, &PolicyState)]) {
     let families: [(&str, &str, Parts); 2] = [
         (
             "fairq_policy_cost_base_bytes",
-            "The cost of a request beside its bytes, in equivalent bytes: a random read of 4 KiB \
-             costs 4096 with its bytes, where there are some.",
+            "The cost of a request in addition to its bytes, in equivalent bytes. A random read of \
+             4 KiB costs 4096 in all, if the store has such reads.",
             |of| {
                 let kinds = [
                     ("read", "random", of.random_read),
@@ -647,13 +660,13 @@ fn interference(text: &mut Text, now: &Status, tenants: &TenantList) {
     text.family(
         name,
         "counter",
-        "Latency of sampled requests of a tenant, divided among the tenants (by) that were served \
-         meanwhile.",
+        "Latency of sampled requests of a tenant (tenant), divided among the tenants (by) whose \
+         requests were served meanwhile.",
     );
     let mut names = [None; GROUPS];
     for member in tenants.members() {
         let slot = &mut names[group(member.number())];
-        // The last group has several tenants, so it has a name for all.
+        // The last group of the matrix may have several tenants, so it has the common name.
         *slot = Some(if group(member.number()) == GROUPS - 1 {
             OTHERS
         } else {

@@ -67,7 +67,7 @@ const INTERFERENCE_S: usize = 10;
 /// The text that is printed when the server listens, from its addresses.
 pub(crate) type Greeting = Box<dyn Fn(&[server::Listen]) -> String>;
 
-/// The input at the server's start, which stays the same until it ends.
+/// The input at the server's start. It does not change until the server ends.
 pub(crate) struct Given {
     /// The configuration file for a reload.
     pub(crate) file: Option<PathBuf>,
@@ -85,7 +85,8 @@ pub(crate) struct Given {
 pub(crate) struct Console {
     given: Given,
     plan: Arc<Plan>,
-    /// The configuration in force; a thread that reads a new one compares the two.
+    /// The configuration in force. It is shared, because the thread that reads a new configuration
+    /// compares it with this one.
     settings: Arc<Settings>,
     /// The root of cgroups, and the disk of `io.max`.
     cgroups: Cgroups,
@@ -127,7 +128,8 @@ pub(crate) struct Console {
     /// The views for viewers and for scrapers, until the next second or change.
     viewed: Option<Arc<viewers::Shared>>,
     scraped: Option<Arc<viewers::Shared>>,
-    /// Interference at the last seconds and one second earlier, the oldest first.
+    /// The counts of interference at the end of each of the last [`INTERFERENCE_S`] seconds and of
+    /// the second before them, the oldest first.
     matrices: VecDeque<Arc<Matrix>>,
     /// The clients that may change weights on the web page.
     writers: web::Writers,
@@ -160,12 +162,12 @@ impl Console {
         welcome: Greeting,
     ) -> Result<Console, Refusal> {
         let writers = web::Writers::new(plan.web_token.as_deref()).or_else(|refusal| {
-            // A server that continues after a failed upgrade has clients, and has read its token
-            // earlier.
+            // A server that continues after a failed upgrade has clients, so an unreadable token
+            // file must not end it.
             if given.failure.is_none() {
                 return Err(refusal);
             }
-            tracing::error!("{refusal}: nothing can be changed over HTTP");
+            tracing::error!("{refusal}: weights cannot be changed over HTTP");
             web::Writers::new(None)
         })?;
         Ok(Console {
@@ -216,8 +218,8 @@ impl Console {
         Ok(())
     }
 
-    /// Counts a second; returns each tenant's row, the counts behind it, and the seconds. Tenants
-    /// without requests cost next to nothing.
+    /// Computes the counts since the last call, about a second ago; returns each tenant's row, the
+    /// counts behind it, and the seconds. Tenants without requests cost next to nothing.
     fn count<'a>(
         &mut self,
         now: &Status,
@@ -230,7 +232,8 @@ impl Console {
         let counted: Vec<Arc<TenantStats>> = tenants
             .members()
             .map(|member| match (earlier.get(&member.flow), stats(member)) {
-                // The same object as a second ago means that the tenant had no requests in between.
+                // The counts are the same object as a second ago, so the tenant had no requests in
+                // between.
                 (Some(earlier), stats) if Arc::ptr_eq(earlier, stats) && stats.in_flight == 0 => {
                     self.idle.clone()
                 }
@@ -241,7 +244,7 @@ impl Console {
         let names: Vec<(&str, u16)> = tenants
             .members()
             .map(|member| {
-                // In a group it is a part of the group's weight.
+                // The effective weight of a tenant in a group is a part of the group's weight.
                 let weight =
                     now.share_of(member).map_or(member.tenant.settings.weight, |of| of.weight);
                 (&*member.tenant.name, weight.get())
@@ -264,13 +267,14 @@ impl Console {
 
     /// Shows a second's numbers on a terminal, or as lines with `--status`.
     fn show(&self, now: &Status, rows: &[Row<'_>], counted: &[Arc<TenantStats>], seconds: f64) {
-        // With --run standard output is the command's, with stdio the client's connection.
+        // With --run standard output belongs to the command, and with stdio it is the client's
+        // connection: then nothing is printed there.
         let is_free = self.given.companion.is_none();
         let rows_of_terminal = status::terminal_rows().filter(|_| is_free);
         if self.plan.source == Source::Stdio || (rows_of_terminal.is_none() && !self.plan.status) {
             return;
         }
-        // The server goes on if its terminal is gone.
+        // The server continues if its terminal is gone, so an error is ignored.
         let _ = match rows_of_terminal.filter(|_| !self.plan.status) {
             Some(rows_of_terminal) => {
                 let most = rows_of_terminal.saturating_sub(6).max(1);
@@ -287,7 +291,7 @@ impl Operator for Console {
         let (places, tenants) = (places.join(", "), self.plan.tenants.len());
         // No client is accepted before this returns.
         self.read_losses(admin, true);
-        // Bytes outside of all ranges: `fairq ctl add` can give them to a tenant.
+        // The number of bytes outside of all ranges, which `fairq ctl add` can give to a tenant.
         let unassigned = self.unassigned(&admin.tenants());
         let s = if tenants == 1 { "" } else { "s" };
         tracing::info!(
@@ -311,7 +315,7 @@ impl Operator for Console {
         ]);
         self.stored.put(admin);
         if let Some(companion) = &mut self.given.companion {
-            // Standard output is the command's.
+            // Standard output belongs to the command, so nothing is printed there.
             let addresses: Vec<Listen> =
                 listening.iter().filter_map(|at| at.clone().try_into().ok()).collect();
             let with_tls = self.plan.tls.as_ref().is_some_and(|tls| tls.is_required);
@@ -322,8 +326,8 @@ impl Operator for Console {
                 companion::end_server();
             }
         } else if self.plan.source != Source::Stdio {
-            // On standard output only if it is not the connection itself.
-            // The server goes on if standard output is closed.
+            // The greeting is printed only if standard output is not the client's connection. The
+            // server continues if standard output is closed.
             let _ = status::write(&format!("{}\n", (self.welcome)(listening)));
         }
     }
@@ -337,7 +341,8 @@ impl Operator for Console {
         let now = admin.status();
         self.matrices = VecDeque::from([Arc::new(now.totals.matrix.clone())]);
         self.count(&now, &admin.tenants());
-        // The previous program has left the errors themselves.
+        // The state of the previous program contains the tenants' errors, so the files are only
+        // read and no tenant is marked.
         self.read_losses(admin, false);
         notify(&[NotifyState::Ready]);
         self.stored.put(admin);
@@ -390,12 +395,12 @@ impl Operator for Console {
     fn stopping(&mut self) {
         notify(&[NotifyState::Stopping]);
         self.stored.keep(&[]);
-        tracing::info!("ending: finishing what is in flight");
+        tracing::info!("ending: finishing the requests in flight");
         if let Some(layout) = &mut self.layout {
             layout.end();
         }
         if std::io::stdout().is_terminal() && self.plan.source != Source::Stdio {
-            println!("finishing what is in flight");
+            println!("finishing the requests in flight");
         }
     }
 }
@@ -417,7 +422,7 @@ fn own_files(plan: &Plan, sizes: &[u64]) -> HashMap<PathBuf, (u16, u64)> {
 /// Notifies the service manager, if there is one.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager does not listen");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 

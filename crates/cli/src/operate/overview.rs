@@ -32,7 +32,7 @@ pub(super) struct Snapshot {
     layout: Option<keeper::Shown>,
     /// Each tenant's last second; `None` for an idle one.
     second: Arc<Seconds>,
-    /// Interference at the beginning of the shown time.
+    /// The interference matrix at the beginning of the shown time.
     earlier: Option<Arc<Matrix>>,
 }
 
@@ -86,7 +86,8 @@ pub(super) fn policy_state(now: &Status) -> PolicyState {
 
 /// A tenant's counters; they may be the sums of several tenants'.
 pub(super) fn counted(stats: &TenantStats) -> view::Tenant {
-    // A quantile of an empty histogram sums all of its counters, and there may be thousands.
+    // A quantile of an empty histogram reads all of its counters, which is slow for thousands of
+    // tenants.
     let is_empty = stats.latency_ns.is_empty();
     let quantile =
         |quantile| if is_empty { 0 } else { stats.latency_ns.value_at_quantile(quantile) };
@@ -212,7 +213,6 @@ impl Snapshot {
             uids: settings.users.uids.clone(),
             gids: settings.users.gids.clone(),
             connections: member.all_connections(),
-            attachments: now.attachments_of(member).iter().map(attachment).collect(),
             outdated: outdated
                 .map(|(size, connections)| view::OldSize { size, connections })
                 .collect(),
@@ -251,6 +251,7 @@ impl Snapshot {
             last_second: self.second.get(&member.flow).copied().flatten(),
             latency_target: now.target_of(member).map(latency::view),
             promised: groups::promised(now, member),
+            attachments: now.attachments_of(member).iter().map(attachment).collect(),
             hurt_by: self.hurt_by(member, &now.totals.matrix, names),
         }
     }

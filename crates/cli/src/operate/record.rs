@@ -3,9 +3,9 @@
 //! `trace.start` makes the shards record, `trace.stop` fetches their records, and `trace.read`
 //! returns them in pieces: rows of plain numbers, at most [`ROWS`] a call, so that no call takes
 //! the control thread long. `fairq ctl trace` evaluates them ([`crate::trace`]). There is one
-//! recording at a time. A client that does not stop one costs memory for at most [`SECONDS_MAX`]
-//! seconds; one that does not read it costs memory for [`READ_WITHIN`] more. `trace.read` drops the
-//! recording at its end.
+//! recording at a time. A recording that no client stops uses memory for at most [`SECONDS_MAX`]
+//! seconds; a stopped recording that no client reads uses memory for [`READ_WITHIN`] more.
+//! `trace.read` drops the recording at its end.
 //!
 //! A recording continues over an upgrade: earlier records are passed on as rows of text ([`Left`]),
 //! at most [`LEFT_MAX`] of all shards together, because clients wait meanwhile.
@@ -112,7 +112,7 @@ impl Records {
         self.earlier.len().max(self.shards.len())
     }
 
-    /// Converts the shards' records to rows of text.
+    /// Converts the shards' records to rows of text, which the next program can read.
     fn set_aside(&mut self, admin: &dyn Admin) {
         let (shards, depths) = (std::mem::take(&mut self.shards), std::mem::take(&mut self.depths));
         self.earlier.resize_with(shards.len().max(self.earlier.len()), Earlier::default);
@@ -143,13 +143,11 @@ impl Console {
         let events = events.unwrap_or(EVENTS);
         if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
             return Err(Fault::params(format!(
-                "{seconds} seconds: record for up to {SECONDS_MAX}"
+                "{seconds} seconds: write a number up to {SECONDS_MAX}"
             )));
         }
         if !(1..=EVENTS_MAX).contains(&events) {
-            return Err(Fault::params(format!(
-                "{events} events: a shard keeps the last 1 to {EVENTS_MAX}"
-            )));
+            return Err(Fault::params(format!("{events} events: write 1 to {EVENTS_MAX}")));
         }
         self.records = Records {
             until: Some(Instant::now() + Duration::from_secs_f64(seconds)),
@@ -162,7 +160,8 @@ impl Console {
 
     /// Ends the recording; returns the numbers of rows, and the tenants' names by number.
     pub(super) fn trace_stop(&mut self, admin: &mut dyn Admin) -> Result<Value, Fault> {
-        // Only the first stop takes the shards' rings; a second one returns the same again.
+        // The first call of `trace.stop` fetches the shards' rings; a second call returns the same
+        // answer.
         if self.records.until.is_some() && !self.records.is_stopped {
             self.records.stop(admin);
             self.records.is_stopped = true;
@@ -206,7 +205,8 @@ impl Console {
         Ok(json!({ "rows": rows }))
     }
 
-    /// The state of a recording for the next program, without its rows: for a check of the upgrade.
+    /// The state of a recording for the next program without its rows, which is enough to check an
+    /// upgrade.
     pub(super) fn trace_outline(&self, admin: &dyn Admin) -> Option<Left> {
         let Records { until, is_stopped, events, .. } = self.records;
         let rest = until?.saturating_duration_since(Instant::now());
@@ -239,7 +239,7 @@ impl Console {
         Some(Left { shards, depths, ..outline })
     }
 
-    /// Makes the shards record again, because no other program has taken over.
+    /// Makes the shards record again after an upgrade that has failed.
     pub(super) fn trace_stays(&mut self, admin: &mut dyn Admin) {
         if self.records.until.is_some() && !self.records.is_stopped {
             admin.record(self.records.events);

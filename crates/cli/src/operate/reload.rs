@@ -30,7 +30,7 @@ use crate::parts::{default_tenant, tls_mode};
 const LINES_MAX: usize = 200;
 /// The key of the only reading under way.
 const READING: &str = "config.reload";
-/// The most full comparisons by the thread if groups change meanwhile.
+/// The most full comparisons that the thread makes if groups change meanwhile.
 const COMPARISONS: u32 = 3;
 
 /// The options of a reload.
@@ -213,8 +213,8 @@ fn is_among(group: &group::Group, others: &[group::Group]) -> bool {
     others.iter().any(|other| group::Group { is_ambiguous, ..other.clone() } == *group)
 }
 
-/// The configuration in force, with places of tenants only where `wanted` names them: otherwise any
-/// place is right, so the present one is no difference.
+/// The configuration in force, with places of tenants only where `wanted` names them: a tenant
+/// without a place in `wanted` may stay at its present place, which is then no difference.
 fn comparable<'a>(
     in_force: &'a Settings,
     tenants: &TenantList,
@@ -258,13 +258,13 @@ fn note_staying(differ: &mut Vec<Change>, staying: &[String], come: &[(TenantTab
     note_whole(differ, &staying.iter().map(|name| (&**name, note(name))).collect());
 }
 
-/// The changes of a reload, made or predicted. Another thread formats the answer, because this
-/// takes much longer than the changes with thousands of tenants.
+/// The changes of a reload, made or predicted. Another thread formats the answer, because
+/// with thousands of tenants this takes much longer than the changes.
 pub(super) struct Outcome {
     reading: Arc<Reading>,
     /// Tenants that stay although the file does not name them.
     staying: Vec<String>,
-    /// Notes for tenants that come and go.
+    /// Notes for tenants that are added or removed.
     notes: HashMap<String, String>,
     done: Done,
     /// Whether each update has been made.
@@ -290,7 +290,8 @@ impl Outcome {
         for change in &mut differ {
             let is_updated = tenant_of(&change.key).is_some_and(|(name, key)| {
                 let Some(table) = updated.get(name) else { return false };
-                // A running server cannot change a tenant's users, which `group` names, too.
+                // `group` names a group of tenants and groups of users. A running server changes
+                // only the former, so the key is done if no group of users differs.
                 let has_users = || wanted.get(name).is_some_and(|new| new.group == table.group);
                 !FIXED.contains(&key) && (key != "group" || has_users())
             });
@@ -342,7 +343,7 @@ impl Warnings {
 }
 
 impl Console {
-    /// Reads the file again and makes its changes, or only lists them.
+    /// Reads the file again and applies its changes, or only lists them.
     pub(super) fn reload_file(
         &mut self,
         admin: &mut dyn Admin,
@@ -358,7 +359,8 @@ impl Console {
         match &result {
             _ if options.dry_run => {}
             Ok(_) => {}
-            // Each retry with a slow file comes here: only the last error is logged as one.
+            // Each retry with a slow file system returns this temporary error. Only a final error
+            // is logged as an error.
             Err(error) if error.is_temporary() => tracing::debug!("not reloaded yet: {error}"),
             Err(error) => tracing::error!("cannot reload, nothing has changed: {error}"),
         }
@@ -430,8 +432,9 @@ impl Console {
         self.reading.result(READING, &what, again)?
     }
 
-    /// The tenants that the file does not name: those to be removed, and those that stay, because
-    /// they have data and the operator has not named them for removal.
+    /// The tenants that the file does not name. They are returned in two lists: tenants to be
+    /// removed, and tenants that stay because they have data and the operator has not named them
+    /// for removal.
     fn missing<'a>(
         &self,
         reading: &'a Reading,
@@ -444,7 +447,8 @@ impl Console {
             let is_wanted = wanted.iter().any(|table| table.get_ref().name == *name);
             return Err(Refusal::new(match is_wanted {
                 true => format!(
-                    "tenant {name} is in the file: take its table out, or do not have it removed"
+                    "tenant {name} is in the file: remove its table from the file, or leave out \
+                     --remove"
                 ),
                 false => format!("there is no tenant {name} to be removed"),
             }));
@@ -465,8 +469,8 @@ impl Console {
         let (gone, staying) = self.missing(&reading, options)?;
         let gone = gone.iter().map(|name| {
             let note = format!(
-                "tenant {name} would be removed: its clients are disconnected, and its range is \
-                 free for others, who find it zeroed"
+                "tenant {name} would be removed: its clients are disconnected, and its range \
+                 becomes free and is zeroed before another tenant gets it"
             );
             ((*name).to_owned(), note)
         });
@@ -595,8 +599,9 @@ impl Console {
 
     /// Sets the server's default tenant to the file's.
     fn take_default(&mut self, admin: &mut dyn Admin, Contents { wanted, plan, .. }: &Contents) {
-        // If the file implies a default by its only tenant, clients of another default do not get
-        // it.
+        // If the file names no default but has only one tenant, this tenant is the default only if
+        // it was the default before. Otherwise clients that name no export would get another
+        // tenant's export than before.
         let before = self.plan.default.as_ref();
         let default = plan.default.clone().filter(|default| {
             default.is_named || before.is_some_and(|before| before.name == default.name)

@@ -43,12 +43,12 @@ impl Fault {
         Fault { code: -32602, ..Fault::refused(text) }
     }
 
-    /// There is no such method; `hint` says which there are.
+    /// There is no such method; `hint` names existing methods.
     pub(crate) fn no_method(name: &str, hint: &str) -> Fault {
         Fault { code: -32601, ..Fault::refused(format!("there is no method {name}: {hint}")) }
     }
 
-    /// Whether the call is wrong, and not the server unable to carry it out.
+    /// Whether the call itself is wrong; otherwise the server could not carry it out.
     pub(crate) fn is_params(&self) -> bool {
         self.code == -32602
     }
@@ -82,8 +82,9 @@ pub(crate) fn params<T: DeserializeOwned>(given: Value) -> Result<T, Fault> {
 /// The time after which the control thread interrupts a batch and serves other clients.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Answers a line. A batch continues after the calls that are `made` already, and stops at an
-/// unfinished call, or after some time: no finished call is made twice.
+/// Answers a line. A batch may be answered in several steps, so `made` has the answers of the calls
+/// that are finished: a step continues after them, so that no finished call is made twice, and
+/// stops at an unfinished call or after [`TURN`].
 pub(crate) fn answer(
     line: &str,
     made: Made,
@@ -133,7 +134,7 @@ fn answer_batch(
             // A turn makes at least one call.
             is_unfinished |= over > before && began.elapsed() > TURN;
             if is_unfinished {
-                let text = "not made: a call before it in the batch is not over";
+                let text = "not made: an earlier call of the batch is not finished";
                 return Err(Fault::refused(text));
             }
             call(method, params).inspect_err(|fault| is_unfinished = fault.is_unfinished)
@@ -148,7 +149,7 @@ fn answer_batch(
     Reply { text, is_unfinished, made }
 }
 
-/// An answer from another result; the answer's thread converts it.
+/// Converts an answer by `make`, in the thread that formats the answer.
 fn then<T, U>(answer: Answer<T>, make: impl FnOnce(T) -> U + Send + 'static) -> Answer<U>
 where
     T: 'static,

@@ -74,9 +74,9 @@ impl Stuck {
                 seconds = store.oldest.as_secs(),
                 requests = store.on_device,
                 tenants = tenants_of(store, tenants).join(", "),
-                "a store has not answered for some seconds: its tenants wait, and no others; see \
-                 to its device or file system (frozen? full of errors? a path gone?), or remove \
-                 its tenants"
+                "a store has not answered for some seconds: its tenants wait, and other tenants do \
+                 not; check its device or file system (is it frozen? does it report errors? is a \
+                 path down?), or remove its tenants"
             );
             self.0.push(store.name.clone());
         }
@@ -131,14 +131,14 @@ impl Console {
             tracing::error!(
                 tenant,
                 waits_for,
-                "not added: requests of removed tenants that had its range or file are still \
-                 under way after {} s; see to the device, then add it again",
+                "not added: requests of removed tenants that had its range or file are still in \
+                 flight after {} s; check the device, then add the tenant again",
                 longest.as_secs_f64()
             );
-            // A tenant's own data stay reserved for it.
+            // If the range holds the tenant's own data, it stays reserved for the tenant.
             let keep = self.is_ready(tenant);
             if let Err(fault) = self.remove(admin, tenant, true) {
-                tracing::error!(tenant, "cannot be removed again: {}", fault.message());
+                tracing::error!(tenant, "cannot undo the addition: {}", fault.message());
             } else if !keep {
                 self.disown_later(tenant);
             }

@@ -1,9 +1,9 @@
-//! The service manager's store of descriptors. It holds the sockets where the server listens, so
-//! that clients wait, and are not refused, while it restarts the server after a crash. The sockets
-//! of a socket unit always belong to the service manager.
+//! The service manager's store of descriptors. It holds the sockets on which the server listens.
+//! After a crash the service manager restarts the server, and clients that connect meanwhile wait
+//! and are not refused. The sockets of a socket unit always belong to the service manager.
 //!
-//! A server that ends in order removes its sockets from the store: the next one listens at the
-//! addresses of its configuration.
+//! A server that ends normally removes its sockets from the store, because the next server opens
+//! the addresses of its own configuration.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
@@ -33,13 +33,13 @@ impl Stored {
                 continue;
             }
             if let Err(error) = store(&name, socket) {
-                tracing::debug!(%error, "the service manager does not take a socket");
+                tracing::debug!(%error, "cannot store a socket in the service manager");
             }
             self.0.insert(name);
         }
     }
 
-    /// Removes the sockets of addresses at which the server no longer listens from the store.
+    /// Removes from the store the sockets of addresses at which the server no longer listens.
     pub(super) fn keep(&mut self, listening: &[Listen]) {
         let kept: BTreeSet<String> = listening.iter().map(name).collect();
         for gone in self.0.difference(&kept) {

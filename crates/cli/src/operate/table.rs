@@ -23,12 +23,12 @@ pub(crate) struct Method {
     pub(crate) effect: Effect,
     pub(crate) summary: &'static str,
     pub(crate) params: &'static [Param],
-    /// The fields of its answer, in words.
+    /// The fields of the method's answer, in words.
     pub(crate) result: &'static str,
     run: Run,
 }
 
-/// Formats an answer from a method's result.
+/// A function that formats the answer of a method, for another thread.
 type Rest = Box<dyn FnOnce() -> Value + Send>;
 
 /// The function of a method, by the thread that runs it.
@@ -235,15 +235,15 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "add",
         effect: Effect::Changes,
-        summary: "Adds a tenant, in a part of the device that nobody has now, or with a file of \
-         its own; a part is zeroed first, and the \
-                  tenant can be opened when preparing of tenants is null; requests of removed \
-                  tenants that had the part or the file are waited for (waits_for in it), for 30 s \
-                  at most: then the tenant is removed again",
+        summary: "Adds a tenant, in a free part of the device or with a file of its own. A part of \
+                  the device is zeroed first; the tenant can be opened when its field preparing \
+                  (see tenants) is null. The server first waits for requests of removed tenants \
+                  that had the part or the file (waits_for in preparing), for at most 30 s; then \
+                  it removes the tenant again",
         params: &[required(
             "tenant",
             "string",
-            "as --tenant of serve has it: NAME[=SIZE][,KEY=VALUE…]; keep-data leaves what is there",
+            "NAME[=SIZE][,KEY=VALUE…], as for serve --tenant; keep-data: no zeroing",
         )],
         result: "the tenant's name, size and offset; its table for the configuration file, and \
                  that file's path",
@@ -252,15 +252,14 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "remove",
         effect: Effect::Changes,
-        summary: "Removes a tenant: its connections end when what they have in flight is answered; \
-         its data stay until \
-                  another tenant is placed there",
+        summary: "Removes a tenant: its connections end when their requests in flight are \
+                  answered; its data stay until another tenant gets the range",
         params: &[
             required("tenant", "string", "its name"),
             optional(
                 "keep",
                 "boolean",
-                "its range stays reserved: a tenant of that name that is added later has the data",
+                "its range and data stay reserved for a tenant of this name that is added later",
             ),
         ],
         result: "the tenant's name, and whether its data are kept",
@@ -275,7 +274,7 @@ pub(crate) const METHODS: &[Method] = &[
         summary: "Gives a tenant another name; its clients and its data stay",
         params: &[
             required("tenant", "string", "its name"),
-            required("name", "string", "the new one"),
+            required("name", "string", "the new name"),
         ],
         result: "the name before and now",
         run: Run::Does(|console, admin, mut given| {
@@ -285,14 +284,14 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "resize",
         effect: Effect::Changes,
-        summary: "Gives a tenant's range another end: it grows into the free space behind it, \
-                  which is zeroed first; resizing of tenants is null when that is over; clients \
-                  see the new size when they connect again (outdated of tenants counts those \
-                  that have not)",
+        summary: "Changes a tenant's size: its range grows into the free space behind it, which is \
+                  zeroed first. The tenant's field resizing (see tenants) is null when this is \
+                  done. Clients see the new size when they connect again; the field outdated \
+                  counts the connections that have not",
         params: &[
             required("tenant", "string", "its name"),
-            required("size", "string", "the size that it is to have"),
-            optional("discard", "boolean", "it may become smaller, and lose what is behind"),
+            required("size", "string", "the new size"),
+            optional("discard", "boolean", "allow a smaller size: data behind it are lost"),
         ],
         result: "the tenant's name, and its size before and now",
         run: Run::Does(|console, admin, mut given| {
@@ -303,7 +302,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "weight",
         effect: Effect::Changes,
-        summary: "Changes a tenant's weight, for requests that come from now on",
+        summary: "Changes a tenant's weight, for all requests that arrive later",
         params: &[
             required("tenant", "string", "its name"),
             required(
@@ -320,7 +319,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "latency",
         effect: Effect::Changes,
-        summary: "Gives a tenant a latency target, or takes it away if none is given, from now on",
+        summary: "Sets a tenant's latency target, or removes it if none is given",
         params: &[
             required("tenant", "string", "its name"),
             optional(
@@ -331,12 +330,12 @@ pub(crate) const METHODS: &[Method] = &[
             optional(
                 "percentile",
                 "number",
-                "the percentile of its requests that meets it, 50 to 99.9999; default 99",
+                "the percentile of requests that must meet the target, 50 to 99.9999; default 99",
             ),
             optional(
                 "floor",
                 "string",
-                "the part of their share by weight that all others together keep, 0% to 99%; default 50%",
+                "the part of their shares that all others together keep, 0% to 99%; default 50%",
             ),
         ],
         result: "the tenant's name, and its target before and now",
@@ -348,18 +347,18 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "caps",
         effect: Effect::Changes,
-        summary: "Gives a tenant these caps instead of those it has, from now on",
+        summary: "Replaces a tenant's caps",
         params: &[
             required("tenant", "string", "its name"),
             required(
                 "caps",
                 "object",
                 "max-iops, read-max-iops, write-max-iops, max-bandwidth, read-max-bandwidth, \
-                 write-max-bandwidth, burst: as they are written of a tenant; empty for none",
+                 write-max-bandwidth, burst: as in a tenant's table; empty for none",
             ),
         ],
-        result: "the tenant's name, its caps before and now, and a warning if clients may wait for them \
-                 longer than their timeouts",
+        result: "the tenant's name, its caps before and now, and a warning if requests may wait \
+                 for the caps longer than the clients' timeouts",
         run: Run::Does(|console, admin, mut given| {
             console.caps(admin, &given.text("tenant")?, given.take("caps")?)
         }),
@@ -369,25 +368,26 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::Reads,
         summary: "The groups of tenants: their weights, reservations and members",
         params: &[],
-        result: "a list of name, weight, effective_weight (beside all that are in no group), \
-                 min_iops, min_bandwidth (0: none), members, active (how many of them are), tenants, \
-                 caps (as of tenants, with what waits for them; null for none), latency",
+        result: "a list of name, weight, effective_weight (relative to the tenants and groups in \
+                 no group), min_iops, min_bandwidth (0: none), members, active (the number of \
+                 active members), tenants, caps (as in tenants, with the number of waiting \
+                 requests; null for none), latency",
         run: Run::Shows(|snapshot| json_of(&snapshot.groups())),
     },
     Method {
         name: "group",
         effect: Effect::Changes,
-        summary: "Adds a group of tenants, or changes the keys that are named, from now on",
+        summary: "Adds a group of tenants, or changes the given keys of an existing one",
         params: &[
-            required("group", "string", "its name, after those of the groups that it is in"),
+            required("group", "string", "its name, with the names of its outer groups before it"),
             required(
                 "keys",
                 "object",
-                "weight, cgroup, min-iops, min-bandwidth, caps (max-iops, ...), latency: as they \
-                 are written of a group; off takes one away",
+                "weight, cgroup, min-iops, min-bandwidth, caps (max-iops, ...), latency: as in a \
+                 group's table; off removes a key",
             ),
         ],
-        result: "the group's name, and what it has before and now",
+        result: "the group's name, and its settings before and now",
         run: Run::Does(|console, admin, mut given| {
             console.group(admin, &given.text("group")?, &given.take("keys")?)
         }),
@@ -395,7 +395,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "group.remove",
         effect: Effect::Changes,
-        summary: "Takes away a group that no tenant or group is in",
+        summary: "Removes a group without members",
         params: &[required("group", "string", "its name")],
         result: "the group's name",
         run: Run::Does(|console, admin, mut given| {
@@ -405,14 +405,13 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "share",
         effect: Effect::Changes,
-        summary: "Changes a tenant's group or reservation, from now on",
+        summary: "Changes a tenant's group or reservation",
         params: &[
             required("tenant", "string", "its name"),
             required(
                 "keys",
                 "object",
-                "group, min-iops, min-bandwidth: as they are written of a tenant; off takes one \
-                 away",
+                "group, min-iops, min-bandwidth: as in a tenant's table; off removes a key",
             ),
         ],
         result: "the tenant's name, and its group and reservation before and now",
@@ -423,14 +422,14 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "update",
         effect: Effect::Changes,
-        summary: "Changes keys of a tenant, from now on",
+        summary: "Changes keys of a tenant",
         params: &[
             required("tenant", "string", "its name"),
             required(
                 "keys",
                 "object",
-                "keys of a tenant and their values, as they are written; off takes one away. Keys \
-                 that clients get when they connect need a restart",
+                "keys of a tenant and their values, as in its table; off removes a key. Keys that \
+                 clients read when they connect need a restart",
             ),
         ],
         result: "the tenant's name, the keys that differ with the old and the new value, and a warning \
@@ -451,21 +450,20 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "policy",
         effect: Effect::Reads,
-        summary: "How the device is shared: the policy, its parameters, its state",
+        summary: "The policy by which the device is shared, its parameters and its state",
         params: &[],
-        result: "name, description, params, state; changing_s in it as long as requests wait for \
-         the policy before",
+        result: "name, description, params, state; changing_s is not null while requests wait for \
+                 the previous policy to finish",
         run: Run::Does(|console, admin, _| Ok(console.policy(admin))),
     },
     Method {
         name: "policy.set",
         effect: Effect::Changes,
-        summary: "Shares the device by another policy: the one in force finishes its requests, \
-         those that come wait; no \
-                  connection is dropped",
-        params: &[required("policy", "string", "as --policy of serve has it: NAME[:KEY=VALUE,…]")],
-        result: "the policy before and now, and the keys that differ; it holds when changing_s of \
-                 policy is null",
+        summary: "Replaces the policy: the present policy finishes its requests, and new requests \
+                  wait until then; no connection is dropped",
+        params: &[required("policy", "string", "as for serve --policy: NAME[:KEY=VALUE,…]")],
+        result: "the policy before and now, and the keys that differ; the new policy is in force \
+                 when changing_s (see policy) is null",
         run: Run::Does(|console, admin, mut given| {
             console.set_policy(admin, &given.text("policy")?)
         }),
@@ -474,7 +472,7 @@ pub(crate) const METHODS: &[Method] = &[
         name: "params",
         effect: Effect::ChangesIfGiven,
         summary: "Changes parameters of the policy, all or none; without any, lists them",
-        params: &[optional("params", "string", "as behind --policy NAME: KEY=VALUE,…")],
+        params: &[optional("params", "string", "KEY=VALUE,…, as for serve --policy")],
         result: "the changed parameters with the old and the new value; or each parameter with its \
                  value and range",
         run: Run::Does(|console, admin, mut given| {
@@ -487,16 +485,16 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "listen",
         effect: Effect::Changes,
-        summary: "Listens at another address, too",
+        summary: "Also listens at another address",
         params: &[required("address", "string", "unix:PATH or tcp:ADDRESS:PORT")],
-        result: "the address, with the port that was chosen",
+        result: "the address, with the port that the kernel chose for port 0",
         run: Run::Does(|console, admin, mut given| console.listen(admin, &given.text("address")?)),
     },
     Method {
         name: "unlisten",
         effect: Effect::Changes,
         summary: "Stops listening at an address; connections made there go on",
-        params: &[required("address", "string", "as it stands in status")],
+        params: &[required("address", "string", "as in status")],
         result: "the address",
         run: Run::Does(|console, admin, mut given| {
             console.unlisten(admin, &given.text("address")?)
@@ -505,8 +503,8 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "interference",
         effect: Effect::Reads,
-        summary: "The part of each tenant's delay during which each other one was served, over ten \
-                  seconds",
+        summary: "For each tenant, the part of its delay during which each other tenant was \
+                  served, over the last ten seconds",
         params: &[],
         result: "for each tenant that waited, the others' parts of its delay",
         run: Run::Shows(|snapshot| json_of(&snapshot.interference())),
@@ -514,7 +512,7 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "config.dump",
         effect: Effect::Reads,
-        summary: "The configuration as it is in force: file, flags, and what was changed since",
+        summary: "The configuration in force: the file, the flags, and later changes",
         params: &[],
         result: "the TOML text",
         run: Run::Does(|console, admin, _| {
@@ -524,14 +522,14 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "config.reload",
         effect: Effect::Reloads,
-        summary: "Reads the configuration file again and makes the server so; a bad file changes \
-         nothing; a tenant that the file does not name stays",
+        summary: "Reads the configuration file again and changes the server accordingly; an \
+                  invalid file changes nothing; a tenant that the file does not name stays",
         params: &[
-            optional("remove", "array", "tenants that the file does not name, and that are to go"),
-            optional("dry_run", "boolean", "change nothing, and say what would be changed"),
+            optional("remove", "array", "tenants to remove, which the file does not name"),
+            optional("dry_run", "boolean", "change nothing, only return the changes"),
         ],
-        result: "the keys that differ, with the old and the new value, and whether each holds now, \
-                 needs a restart, or needs the step in its note",
+        result: "the keys that differ, with the old and the new value, and whether each is in \
+                 force now, needs a restart, or needs the step in its note",
         run: Run::Begins(|console, admin, mut given| {
             let remove = given.take::<Option<_>>("remove")?.unwrap_or_default();
             let dry_run = given.take::<Option<bool>>("dry_run")? == Some(true);
@@ -547,7 +545,8 @@ pub(crate) const METHODS: &[Method] = &[
             required(
                 "seconds",
                 "number",
-                "its longest time; a recording that is not stopped by then is dropped",
+                "the maximum length of the recording in seconds; a recording that is not stopped \
+                 by then is dropped",
             ),
             optional("events", "number", "decisions that each shard keeps, up to 1048576"),
         ],
@@ -561,20 +560,21 @@ pub(crate) const METHODS: &[Method] = &[
         effect: Effect::Reads,
         summary: "Ends the recording",
         params: &[],
-        result: "of each shard, the number of decisions, and of those that found no room; the \
-                 tenants' numbers and names",
+        result: "for each shard, the numbers of recorded and of lost decisions; the tenants' \
+                 numbers and names",
         run: Run::Does(|console, admin, _| console.trace_stop(admin)),
     },
     Method {
         name: "trace.read",
         effect: Effect::Reads,
-        summary: "The recorded decisions, piece by piece; after the last shard's last they are gone",
+        summary: "The recorded decisions, piece by piece; after the last row of the last shard the \
+                  recording is dropped",
         params: &[
             required("shard", "number", "the shard"),
             required("from", "number", "the first decision, counted from 0"),
         ],
         result: "rows: time in ns, event, tenant, tag, operation, offset, bytes, class, free \
-         slots, virtual time, start tag, why",
+                 slots, virtual time, start tag, reason",
         run: Run::Does(|console, _, mut given| {
             console.trace_read(given.take("shard")?, given.take("from")?)
         }),
@@ -582,13 +582,13 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "upgrade",
         effect: Effect::Reloads,
-        summary: "Executes another program in the server's process, which goes on with all \
-                  connections, data and settings; clients wait for less than a second; not over \
-                  HTTP. The answer comes from that program",
+        summary: "Executes another program in the server's process, which continues with all \
+                  connections, data and settings; clients wait for less than a second. This method \
+                  is not available over HTTP. The new program sends the answer",
         params: &[optional(
             "program",
             "string",
-            "its whole path; the one from which the server was started if none is given",
+            "its absolute path; by default the path from which the server was started",
         )],
         result: "the versions before (from) and now (to), and the program's path",
         run: Run::Does(|console, admin, mut given| console.upgrade(admin, given.take("program")?)),
@@ -596,13 +596,13 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "drain",
         effect: Effect::Changes,
-        summary: "Takes no more connections and ends when the last client has gone",
+        summary: "Accepts no more connections, and ends when the last client has disconnected",
         params: &[optional(
             "now",
             "boolean",
-            "end as at SIGTERM: finish what is in flight and disconnect the clients that are left",
+            "end as at SIGTERM: finish the requests in flight and disconnect the remaining clients",
         )],
-        result: "the number of connections that are waited for",
+        result: "the number of open connections",
         run: Run::Does(|console, admin, mut given| {
             Ok(console.drain(admin, given.take::<Option<bool>>("now")? == Some(true)))
         }),

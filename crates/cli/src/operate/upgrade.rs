@@ -36,7 +36,7 @@ impl Console {
     pub(crate) fn follow(&mut self, left: Left, state: &State) {
         let upgrades = &mut self.upgrades;
         upgrades.recording = serde_json::from_value(left.recording).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the recording of the program before is lost");
+            tracing::warn!(%error, "the recording of the previous program is lost");
             None
         });
         upgrades.outcome = Some(match self.given.failure.take() {
@@ -52,8 +52,8 @@ impl Console {
         });
     }
 
-    /// Whether this program has taken over from another one, and does not continue after the
-    /// failure of its own successor.
+    /// Whether this program has taken over from another one. False if it continues because its own
+    /// successor has failed.
     pub(super) fn has_followed(&self) -> bool {
         self.upgrades.outcome.as_ref().is_some_and(Result::is_ok)
     }
@@ -68,21 +68,21 @@ impl Console {
         if let Some(outcome) = self.upgrades.outcome.take() {
             return outcome.map_err(|why| {
                 Fault::refused(format!(
-                    "not upgraded: the program that was to take over has failed, and the one \
-                     before goes on: {why}"
+                    "not upgraded: the program that was to take over has failed, and the previous \
+                     program continues: {why}"
                 ))
             });
         }
         if self.given.companion.is_some() {
             return Err(Fault::refused(
-                "not upgraded: this server ends with the command of --run, which it would lose: \
-                 let the command end, and start the new program",
+                "not upgraded: this server ends with the command of --run, and an upgrade would \
+                 lose the command: wait for the command to end, and start the new program",
             ));
         }
         let program = program.unwrap_or_else(|| self.upgrades.program.clone());
         if program.is_relative() {
             let shown = program.display();
-            return Err(Fault::params(format!("`program`: {shown}: write the whole path")));
+            return Err(Fault::params(format!("`program`: {shown}: write an absolute path")));
         }
         if self.layout.as_ref().is_some_and(|layout| layout.is_writing()) {
             return Err(Fault::unfinished("the layout record is being written: try again later"));
@@ -97,8 +97,9 @@ impl Console {
             let state = admin.upgrade_state(operator).map_err(Fault::refused)?;
             let checked = program.clone();
             self.checking.result(&key, &what, move || take_over::check(&checked, state)).ok();
-            // The call is always repeated: the next program must not repeat earlier calls of the
-            // batch, whose answers are passed on.
+            // The first call is always refused as unfinished, so that the server repeats it: then
+            // the answers of earlier calls of the batch are known and are passed on, and the next
+            // program does not make these calls again.
             return Err(Fault::unfinished(format!("{what}: try again")));
         }
         let never = || Err("the check has not begun".into());

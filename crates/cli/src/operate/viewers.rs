@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::overview::{Snapshot, json_of};
 use super::{Console, metrics};
 
-/// A snapshot for many callers; the first of them makes the answer for all.
+/// A snapshot for many callers. The first caller makes the answer, and all others get the same one.
 pub(super) struct Shared {
     snapshot: Snapshot,
     look: OnceLock<Value>,
@@ -39,13 +39,13 @@ impl From<Snapshot> for Arc<Shared> {
 }
 
 impl Console {
-    /// Drops the snapshots after a change, so that the next one is taken anew.
+    /// Drops the snapshots after a change, so that the next viewer gets a new one.
     pub(super) fn drop_snapshots(&mut self) {
         (self.viewed, self.scraped, self.latest) = (None, None, None);
     }
 
-    /// The snapshot for terminals and the web page: the state at the last full second, so that more
-    /// viewers are no more work for shards and control thread.
+    /// The snapshot for terminals and the web page: the state at the last full second, so that
+    /// additional viewers cause no work for the shards and the control thread.
     pub(super) fn viewed(&mut self, admin: &dyn Admin) -> Arc<Shared> {
         let look = self.viewed.take().unwrap_or_else(|| {
             let now = self.latest.clone().unwrap_or_else(|| admin.status().into());

@@ -1,4 +1,4 @@
-//! The pages over HTTP: `/metrics` for Prometheus, and a page for people.
+//! The HTTP pages: `/metrics` for Prometheus, and the web page for operators.
 //!
 //! **The page** is one document with its style and script in it, so that a saved one is complete.
 //! Its policy ([`policy`]) allows only scripts and styles with this answer's random number, no
@@ -12,11 +12,11 @@
 //! `metrics-host`. The port does not matter, because a forwarded port is another one. A Unix socket
 //! needs no check: no browser reaches it, and only its user can.
 //!
-//! **Writing.** The page only reads, unless the configuration names a file with a token; then a
-//! request with that token may change a weight to another number (`POST /weight`), and nothing
-//! else. A browser sends the token only for this page: it is in a header that no form and no link
-//! can set, no answer allows it to other origins, and a request that another origin caused is
-//! refused before the token is compared. The comparison takes constant time.
+//! **Writing.** The page only reads, unless the configuration names a file with a token. Then a
+//! request with that token may set a weight (`POST /weight`) and change nothing else. A browser
+//! sends the token only for this page: it is in a header that no form and no link can set, no
+//! answer allows it to other origins, and a request that another origin caused is refused before
+//! the token is compared. The comparison takes constant time.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -38,9 +38,9 @@ use subtle::ConstantTimeEq;
 
 use super::{Console, rpc};
 
-/// Header that says whether the page can change weights: `token` or `off`.
+/// Header with which the server states whether the page can change weights: `token` or `off`.
 const WRITE: HeaderName = HeaderName::from_static("fairq-write");
-/// Header in which a browser says which site caused a request.
+/// Header with which a browser states the kind of site that caused a request.
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The shortest token, in bytes.
 const TOKEN_MIN: usize = 16;
@@ -88,7 +88,10 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
         std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.permissions().mode();
     // The token is a password: a user who can read it can change weights.
     if mode & 0o077 != 0 {
-        return Err(refuse(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
+        return Err(refuse(format!(
+            "other users may read it (mode {:o}): chmod 600 it",
+            mode & 0o777
+        )));
     }
     let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
     let token = text.trim();
@@ -101,7 +104,7 @@ fn read_token(path: &Path) -> Result<String, Refusal> {
     Ok(token.to_owned())
 }
 
-/// The refusal of a request that does not name this server, if so; see the module's text.
+/// Returns a refusal if the request does not name this server; see the module's text.
 fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> {
     // Only TCP connections have a door; no browser reaches a Unix socket.
     let Door(at) = request.extensions().get()?;
@@ -117,9 +120,9 @@ fn refuse_host(request: &HttpRequest, names: &[String]) -> Option<HttpResponse> 
     let given = match &host {
         // The name is untrusted text: only a bounded part of it is in the answer.
         Some(host) => {
-            format!("does not go by the name `{}`", host.chars().take(64).collect::<String>())
+            format!("does not have the name `{}`", host.chars().take(64).collect::<String>())
         }
-        None => "got no name in the request".into(),
+        None => "did not get a host name in the request".into(),
     };
     let address = SocketAddr::new(at.ip().to_canonical(), at.port());
     Some(refuse(
@@ -195,9 +198,9 @@ fn route(
         "/weight" if writes => set_weight(console, admin, request),
         "/" | "/look.json" | "/metrics" | "/weight" => refuse(
             StatusCode::METHOD_NOT_ALLOWED,
-            "GET what is shown; POST a weight, and nothing else",
+            "only GET of the pages and POST of /weight are allowed",
         ),
-        _ => refuse(StatusCode::NOT_FOUND, "there are /, /look.json and /metrics"),
+        _ => refuse(StatusCode::NOT_FOUND, "the pages are /, /look.json and /metrics"),
     }
 }
 
@@ -249,7 +252,7 @@ fn set_weight(console: &mut Console, admin: &mut dyn Admin, request: &HttpReques
     if console.writers.token.is_none() {
         return refuse(
             StatusCode::FORBIDDEN,
-            "this server changes nothing over HTTP: set web-token in its configuration",
+            "this server allows no changes over HTTP: set web-token in its configuration",
         );
     }
     if is_cross_site(request) {
@@ -397,7 +400,7 @@ mod tests {
         assert!(refusal().contains("No such file"));
         std::fs::write(&path, "0123456789abcdef\n").unwrap();
         mode(0o640);
-        assert!(refusal().contains("others may read it (mode 640): chmod 600 it"));
+        assert!(refusal().contains("other users may read it (mode 640): chmod 600 it"));
         mode(0o600);
         let mut writers = Writers::new(Some(&path)).unwrap();
         let mut knows = |text: &'static str| writers.know(Some(&HeaderValue::from_static(text)));

@@ -40,7 +40,7 @@ pub(crate) fn run(args: TopArgs) -> anyhow::Result<()> {
         return print(text.rsplit_once('\n').map_or("", |(above, _)| above));
     }
     if !std::io::stdout().is_terminal() {
-        return Err(Refusal::new("standard output is no terminal: say --once or --json").into());
+        return Err(Refusal::new("standard output is no terminal: add --once or --json").into());
     }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let result = show(&mut terminal, &mut server, look);
@@ -72,7 +72,8 @@ fn show(
             {
                 return Ok(());
             }
-            // A key's effect is drawn at once; the next call to the server does not come earlier.
+            // The effect of a key is drawn at once, without a call to the server; the next call
+            // comes at its usual time.
             continue;
         }
         next = Instant::now() + PERIOD;

@@ -70,7 +70,8 @@ impl Look {
 }
 
 impl TenantRow {
-    /// The other tenant that delays it most, and its part of the delay.
+    /// The tenant that delays this one most, except this one itself, and the part of the delay that
+    /// it causes.
     pub(crate) fn worst(&self) -> Option<(&str, f64)> {
         let others = self.hurt_by.iter().flatten().filter(|(name, _)| **name != self.name);
         others.map(|(name, part)| (name.as_str(), *part)).max_by(|a, b| a.1.total_cmp(&b.1))

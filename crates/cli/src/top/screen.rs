@@ -1,6 +1,6 @@
-//! The screen: a summary, a table with bars, a line of keys. 80 columns are enough, and wider
-//! terminals show more. The column of latency targets appears while a tenant has one, in place of a
-//! less important one; a missed target has a mark, and its cause is in the summary.
+//! The screen has a summary, a table with bars, and a line of keys. It needs 80 columns, and shows
+//! more columns in wider terminals. The column of latency targets replaces a less important column
+//! while a tenant has a target. A missed target has a mark, and its cause is in the summary.
 
 use fairq_config::units::{show_bandwidth, show_count, show_duration, show_percent, show_size};
 use ratatui::buffer::Buffer;
@@ -20,7 +20,7 @@ const BAR: usize = 12;
 const SLOTS: usize = 8;
 /// Width of a terminal from which on all columns fit.
 const WIDE: u16 = 110;
-/// The same with latency targets.
+/// The least width for all columns with the column of latency targets.
 const WIDE_WITH_TARGETS: u16 = 120;
 /// The most lines about stores, if there are several.
 const STORE_LINES: usize = 4;
@@ -33,7 +33,7 @@ const MISSED_LINES: usize = 3;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Screen {
     pub(crate) order: Order,
-    /// The selected row, and below the name of its tenant, which may move to another row each
+    /// The selected row. `chosen` is the name of its tenant, which may move to another row each
     /// second.
     pub(crate) selected: usize,
     pub(crate) chosen: Option<String>,
@@ -58,7 +58,8 @@ impl Screen {
     /// Moves the selection down by `rows`; a negative number moves it up.
     pub(crate) fn step(&mut self, rows: isize) {
         self.selected = self.selected.saturating_add_signed(rows);
-        // Until the next `follow` the row is selected, not its former tenant.
+        // Until the next `follow` the row itself is selected, and no longer the tenant that was in
+        // it.
         self.chosen = None;
     }
 }
@@ -110,7 +111,7 @@ fn summary(look: &Look, screen: &Screen, width: u16) -> Vec<Line<'static>> {
         third.push(format!("{} stores, weights and shares count within each", stores.len()));
     }
     for store in stores.iter().filter(|store| store.stuck) {
-        // At the front, because the screen cuts off the end of the line.
+        // A stuck store is first in the line, because the screen cuts off the end of a long line.
         third.insert(0, format!("STUCK: {} for {:.0} s", store.name, store.oldest_s));
     }
     third.extend(ahead(state));
@@ -153,9 +154,9 @@ fn of_policy(state: &PolicyState) -> Vec<String> {
                 show_count(depth.requests_per_s as f64),
                 show_bandwidth(depth.bytes_per_s as f64)
             ),
-            DepthState::Searching => "D is being found".into(),
+            DepthState::Searching => "searching for D".into(),
             DepthState::Alone => "no D for one tenant".into(),
-            _ => "all is on the device".into(),
+            _ => "all requests are on it".into(),
         }));
     }
     parts
@@ -200,9 +201,9 @@ fn missed(look: &Look, screen: &Screen, width: u16) -> Vec<String> {
         0 => String::new(),
         more => format!(" (and {more} more)"),
     };
-    let cause = of.cause.as_deref().unwrap_or("others are held back for it");
+    let cause = of.cause.as_deref().unwrap_or("other tenants are throttled for it");
     let text = format!(
-        "! {name}{others}: {} later than {}, {} may be: {cause}",
+        "! {name}{others}: {} later than {}, limit {}: {cause}",
         show_percent(late),
         show_duration(of.target_ns as f64),
         show_percent(1.0 - of.percentile / 100.0),
@@ -532,7 +533,7 @@ mod tests {
         let text = text(&look, &screen, 80, height(&look, &screen, 80));
         let expected = [
             "D ▪▪▪▪▪▪▪▪ 30/32 · held to 5 for latency targets · H/M/L 256/32/4 · foremost 40.",
-            "! gold: 3.1 % later than 200 µs, 1.0 % may be: the other tenants would have less",
+            "! gold: 3.1 % later than 200 µs, limit 1.0 %: the other tenants would have less",
             "than 50% of what weights give them: raise latency, lower floor, or give it more",
             "weight",
             "tenant    weight got, │ due     share    IOPS bandwidth     p99   target hurt by",
@@ -552,8 +553,8 @@ mod tests {
         assert!(text(&look, &screen).contains("! gold: 3.1 % later"), "silver meets its own");
         look.tenants[2].latency_target.as_mut().unwrap().state = "missed".into();
         let shown = text(&look, &screen);
-        let line = "! silver (and 1 more): 3.1 % later than 200 µs, 0.1 % may be: others are held \
-                    back for it";
+        let line = "! silver (and 1 more): 3.1 % later than 200 µs, limit 0.1 %: other tenants \
+                    are throttled for it";
         assert!(shown.contains(line) && shown.contains("!p99.9 200 µs"), "\n{shown}");
         screen.chosen = Some("lead".into());
         assert!(text(&look, &screen).contains("! gold (and 1 more)"), "the first one's");
@@ -589,8 +590,8 @@ mod tests {
         let text = text(&look, &Screen::default(), 100, 10);
         let lines = [
             "2 stores, weights and shares count within each",
-            "  fast: D ▪▪······ 1/4 · D is being found · foremost 4.00 KiB ahead of virtual time",
-            "▸ slow: D ▪······· 1/16 · D is being found · foremost 4.00 KiB ahead of virtual time",
+            "  fast: D ▪▪······ 1/4 · searching for D · foremost 4.00 KiB ahead of virtual time",
+            "▸ slow: D ▪······· 1/16 · searching for D · foremost 4.00 KiB ahead of virtual time",
         ];
         assert_eq!(text.lines().skip(2).take(3).collect::<Vec<_>>(), lines, "\n{text}");
     }
@@ -615,7 +616,7 @@ mod tests {
         assert_eq!(
             (screen.selected, screen.chosen.as_deref()),
             (1, Some("lead")),
-            "it has gone: who is in its place now"
+            "the selected tenant has gone, and its row has another one"
         );
         screen.step(-9);
         screen.follow(&look);

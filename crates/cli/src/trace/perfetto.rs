@@ -7,9 +7,9 @@
 //!
 //! Perfetto's importer has rules beyond the format. Slices of requests overlap, so they are
 //! asynchronous (`b`, `e`), and both events of a slice have the same category, number, process and
-//! *name*. A process' only thread has the number of the process, otherwise it counts as another
-//! thread. Missing values are left out. There is no `displayTimeUnit`, which the importer counts as
-//! an error.
+//! *name*. The only thread of a process must have the process's number; otherwise the importer
+//! takes it for another thread. Missing values are left out. There is no `displayTimeUnit`, which
+//! the importer counts as an error.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -51,7 +51,7 @@ pub(super) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
     let tenants: BTreeSet<u16> = recorded
         .rows
         .iter()
-        // A held row has no tenant: its number is a filler.
+        // A row of kind `held` has no tenant: its tenant's number is a filler.
         .filter(|(_, row)| row.kind != "held")
         .map(|(_, row)| row.tenant)
         .collect();

@@ -1,6 +1,6 @@
-//! The NBD protocol by the specification: parses the bytes of one connection into requests, and
-//! checks the replies against them. It is written from the specification, independently of the
-//! server's code: for any stream of the fuzzer it gives the right replies.
+//! A model of the NBD protocol: it parses the bytes of one connection into requests, and checks the
+//! replies against them. It was written from the specification, independently of the server's code,
+//! and knows the correct replies to any stream of the fuzzer.
 
 use std::collections::HashMap;
 
@@ -71,7 +71,7 @@ struct Pending {
     asked: Asked,
     /// The expected result: success, or an error number.
     verdict: Result<(), u32>,
-    /// Moment at which its header was sent.
+    /// The moment at which its header was sent; see [`super::disk`] for moments.
     at: u64,
     /// Index of its change of the disk.
     put: Option<usize>,
@@ -147,7 +147,7 @@ impl Book {
         if has_payload { asked.length } else { 0 }
     }
 
-    /// Whether the stream is between two requests.
+    /// Whether the next byte of the stream begins a request.
     pub(crate) fn is_between(&self) -> bool {
         matches!(self.place, Place::Header) && self.header.is_empty()
     }
@@ -286,7 +286,7 @@ impl Book {
         Ok(())
     }
 
-    /// Whether the stream is between two replies.
+    /// Whether the next byte from the server begins a reply.
     pub(crate) fn is_at_a_reply(&self) -> bool {
         self.inbox.is_empty()
     }

@@ -1,10 +1,11 @@
 //! The possible contents of an export, byte for byte, while several connections change it at once.
 //!
-//! Events have moments, which only grow: a change begins when its header is sent and is done when
-//! its reply has been read. The data of a read must have been there between its request and its
-//! reply: each byte belongs to a change that had begun by then, and that no later one has certainly
-//! replaced. A change is certain if it was acknowledged; a change that failed, was cut off, or is a
-//! trim may have happened, in part or not at all.
+//! Each event has a moment, a number that grows with each event. A change begins when its header is
+//! sent and is done when its reply has been read. The data of a read must have been on the disk at
+//! some moment between its request and its reply: each byte belongs to a change that had begun
+//! before the reply, and that no later change had certainly replaced before the request. A change
+//! is certain if it was acknowledged; a change that failed, was cut off, or is a trim may have
+//! happened, in part or not at all.
 
 use std::ops::Range;
 
@@ -172,10 +173,10 @@ fn a_read_shows_what_may_be_there() {
     assert!(disk.explains(9, &[1, 1], 2, 3).is_err(), "nor elsewhere");
     disk.end(old, 4, true);
     assert!(disk.explains(10, &[0], 3, 6).is_ok(), "the read is older than the end of the write");
-    assert!(disk.explains(10, &[0], 5, 6).is_err(), "acknowledged is there");
+    assert!(disk.explains(10, &[0], 5, 6).is_err(), "an acknowledged write is visible");
     let new = disk.begin_zeroes(15, 10, 7);
     disk.end(new, 8, true);
-    assert!(disk.explains(15, &[1], 9, 10).is_err(), "and stays away once replaced");
+    assert!(disk.explains(15, &[1], 9, 10).is_err(), "and replaced bytes do not return");
     assert!(disk.explains(10, &[1, 1, 1, 1, 1, 0, 0], 9, 10).is_ok());
     disk.settle(vec![7; 100]);
     assert!(disk.explains(0, &[7; 100], 11, 12).is_ok());

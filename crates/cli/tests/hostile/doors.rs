@@ -1,4 +1,4 @@
-//! Random input over HTTP and on the control socket: the server refuses it and goes on.
+//! Random input over HTTP and on the control socket: the server refuses it and continues to serve.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -93,7 +93,7 @@ fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A line of the control socket, without its end.
+/// A line of the control socket, without the line feed.
 #[derive(Clone, Debug)]
 enum Line {
     /// A well-formed request with any contents.
@@ -297,7 +297,7 @@ fn any_line_on_the_control_socket_is_answered_by_the_rules() {
     server.ends_well();
 }
 
-/// A request over HTTP, and the way in which it is sent.
+/// A request over HTTP, and the sizes and faults with which it is sent.
 #[derive(Clone, Debug)]
 struct Http {
     method: String,
@@ -458,7 +458,7 @@ impl Http {
         }
     }
 
-    /// Whether it is a valid request of the protocol, so that the server has to answer.
+    /// Whether the request is valid, so that the server has to answer it.
     fn is_whole(&self) -> bool {
         let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         self.damage.is_none()

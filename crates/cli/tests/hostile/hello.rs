@@ -237,7 +237,8 @@ impl Hello {
         stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(fail)?;
         let name = EXPORTS[self.export].as_bytes();
-        // The old way to open an export is not used after extended headers are requested.
+        // The old option to open an export (EXPORT_NAME) is not used after extended headers are
+        // requested.
         let by_name =
             self.by_name && !self.said.iter().any(|said| matches!(said.number(), EXTENDED));
         if exactly(&mut stream, 18).map_err(fail)? != b"NBDMAGICIHAVEOPT\0\x03" {

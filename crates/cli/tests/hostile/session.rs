@@ -1,5 +1,5 @@
-//! The connection as a state machine: several clients do anything in any order on two exports, and
-//! the book knows the right replies.
+//! Random scripts of several clients on two exports: each step is any action of a client, in any
+//! order. The model in `book` checks the replies.
 
 use std::io::{Read, Write};
 use std::sync::Mutex;
@@ -45,7 +45,7 @@ enum Act {
     Ask(Ask),
     /// Reads replies until at most this number of requests is open.
     Await(u8),
-    /// Stops reading replies, until the client has to.
+    /// Stops reading replies, until the server blocks because of it.
     Deafen,
     /// Sends random bytes.
     Noise(Vec<u8>),

@@ -86,8 +86,8 @@ fn session() -> impl Strategy<Value = Session> {
     )
 }
 
-/// Damaged records behind more data than TLS buffers: the server finds the damage after it has
-/// handled the first records, when it has a reply and cannot send it.
+/// Damaged records after more data than TLS buffers. The server finds the damage after it has
+/// handled the first records, when it has a reply that it cannot send.
 fn came_late() -> Session {
     Session {
         is_old: false,
@@ -99,8 +99,8 @@ fn came_late() -> Session {
     }
 }
 
-/// More bytes after the end of the session than a connection buffers: the server still has to
-/// notice that the client disconnects.
+/// A session that sends, after its end, more bytes than a connection buffers. The server still has
+/// to notice that the client disconnects.
 fn goes_on_after_the_end() -> Session {
     Session { is_half_closed: false, twist: Twist::CloseAndGoOn(150_000), ..came_late() }
 }
@@ -267,7 +267,7 @@ impl Rig {
         let plain = [request(1, RANGE), vec![new; RANGE]].concat();
         let is_sound = match &session.twist {
             Twist::Keys(count) if !session.is_old => {
-                // Each update is a record of its own, after which another key is in use.
+                // Each update is a record of its own, because the next record uses another key.
                 let mut records = Vec::new();
                 for _ in 0..*count {
                     client.session.refresh_traffic_keys().map_err(told)?;

@@ -83,8 +83,8 @@ impl Read for Wire {
                 return Ok(0);
             }
             session.process_new_packets().map_err(std::io::Error::other)?;
-            // At the end of the TLS handshake this may send all data that were written before; one
-            // call sends a part of it.
+            // At the end of the TLS handshake all data that were written before may be pending; one
+            // call of `write_tls` sends a part of them.
             while session.wants_write() && session.write_tls(socket).is_ok() {}
         }
     }

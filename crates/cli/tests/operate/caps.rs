@@ -32,8 +32,8 @@ fn caps_are_kept_changed_shown_and_read_again() {
         json!({ "max-iops": { "per_s": 50, "burst": 5 } })
     );
     let mut client = server.load("db", "60s");
-    // The load always has requests waiting; the cap allows 50 requests a second, and the burst
-    // once.
+    // The load always has waiting requests. The cap allows 50 requests a second, in addition to one
+    // burst.
     let reads = until("the cap holds", || {
         let tenant = server.tenant();
         let waits = tenant["capped"]["waiting"].as_u64().is_some_and(|waiting| waiting > 0);

@@ -1,7 +1,7 @@
-//! The control thread serves all clients: it does not wait for any of them, and each of its turns
-//! is short.
+//! The control thread serves all clients. It must not wait for any of them, and must handle each
+//! event in a short time.
 //!
-//! Its time is checked as CPU time and as counts of operations, which do not depend on a machine's
+//! These tests check its CPU time and counts of operations, which do not depend on the machine's
 //! load; `bench/control` measures elapsed times.
 
 use std::fmt::Write as _;
@@ -254,7 +254,7 @@ fn a_socket_whose_queue_is_full_is_refused_at_once() {
     assert!(code == 1 && text.contains("another server listens there"), "{code} {text}");
 }
 
-/// A client whose requests wait for hours does not keep the server from ending in order.
+/// A client whose requests wait for hours does not prevent the server from ending normally.
 #[test]
 fn requests_that_wait_for_a_cap_are_answered_when_the_server_ends() {
     use fairq_host::nbd::wire::proto::{Command, CommandFlags};
@@ -305,8 +305,8 @@ fn cpu_ns(server: &Server, name: &str) -> u64 {
     tasks.filter_map(|task| of(task.unwrap())).sum::<u64>()
 }
 
-/// Sends the first bytes of a TLS handshake, and reads the first byte of the server's answer, for
-/// which it has made a signature.
+/// Sends the first bytes of a TLS handshake, and reads the first byte of the server's answer. The
+/// server has then made a signature.
 fn says_hello(path: &Path, config: &Arc<rustls::ClientConfig>) {
     let mut client = Nbd::greet(path, Duration::from_secs(60)).unwrap();
     client.ask(5, &[]).unwrap();
@@ -419,7 +419,8 @@ fn no_turn_of_the_control_thread_is_long() {
     assert_eq!(looked_up.len(), 3 * GROUPS, "each group once in each reload");
 }
 
-/// One method for all keys of a tenant; a tenant that is refused one of them keeps all.
+/// One method changes several keys of a tenant. If one of the values is refused, the tenant keeps
+/// all of its old values.
 #[test]
 fn keys_of_a_tenant_are_set_together() {
     let config = format!("{CONFIG}\n[[group]]\nname = \"acme\"\n");

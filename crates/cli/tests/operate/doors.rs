@@ -1,4 +1,5 @@
-//! Access control, and the power of clients without access: through real sockets.
+//! Tests of access control, and of the effects that clients without access have on others, through
+//! real sockets.
 
 use super::*;
 
@@ -157,8 +158,8 @@ fn many_files() {
     assert!(maximum.is_none_or(|most| most > 8192), "ulimit -Hn is too low for this test");
 }
 
-/// Longer than an answer takes on a busy machine. Where a test must not depend on the server's time
-/// limits, these are still longer.
+/// A time that is longer than an answer takes on a busy machine. In tests that must not depend on
+/// the server's time limits, those limits are still longer.
 const SOON: Duration = Duration::from_secs(60);
 /// Time limits that no client reaches.
 const UNHURRIED: &str = "[timeouts]\nhandshake = \"1h\"\nhttp = \"1h\"\n";
@@ -169,7 +170,7 @@ fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
     let server = Server::start(&format!("{CONFIG}{UNHURRIED}"), &[]);
     let path = server.path("sock");
     let crowd: Vec<UnixStream> = (0..3000).map(|_| Nbd::silent(&path)).collect();
-    // No client of the crowd ends by itself.
+    // No client of the crowd disconnects by itself.
     let mut honest = Nbd::greet(&path, SOON).unwrap();
     assert_eq!(honest.go("db").unwrap().0, ACK);
     assert_eq!(server.connections(), 1);
@@ -178,7 +179,7 @@ fn a_crowd_of_silent_clients_keeps_nobody_waiting() {
     until("those that were silent for longest have gone", || (files() < 1200).then_some(()));
     drop(crowd);
     until("the crowd has gone", || (files() < 100).then_some(()));
-    // The next client has the whole time limit for its handshake.
+    // A client that connects after the crowd has left has the whole time limit for its handshake.
     let mut slow = Nbd::greet(&path, SOON).unwrap();
     slow.0.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let waited = slow.0.read(&mut [0; 1]);
@@ -199,7 +200,7 @@ fn slow_clients_over_http_delay_no_scrape() {
         stream
     };
     let crowd: Vec<TcpStream> = (0..300).map(slow).collect();
-    // No client of the crowd ends by itself.
+    // No client of the crowd disconnects by itself.
     let (_, metrics) = get(&address, "/metrics");
     assert!(metrics.contains("fairq_tenants 2"), "{metrics}");
     drop(crowd);
@@ -221,7 +222,8 @@ fn the_control_socket_answers_when_no_descriptor_is_left() {
         connected.push(client);
         assert!(connected.len() < 64, "the limit does not hold");
     }
-    // One after the other: each connection returns its descriptor to the reserve.
+    // The calls come one after the other, because each connection returns its descriptor to the
+    // reserve when it ends.
     for _ in 0..6 {
         let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
         assert_eq!(status["connections"], json!(connected.len()));
@@ -271,7 +273,7 @@ fn strangers_do_not_fill_the_log() {
         });
     }
     let seconds = began.elapsed().as_secs() + 1;
-    let suppressed = until("it is told", || {
+    let suppressed = until("the count is reported", || {
         sample(&get(&address, "/metrics").1, "fairq_log_lines_suppressed_total")
             .filter(|count| *count > 2000.0)
     });
@@ -306,7 +308,7 @@ fn with_an_authority_each_tenant_says_whose_it_is() {
     let (code, text) = serve(&["db,identity=db.example.org", "web", "logs", "mine,uid=0"]);
     assert!(code == 2 && text.contains("would open web, logs: "), "{text}");
     assert!(text.contains("identity = \\\"any\\\"") && !text.contains("mine"), "{text}");
-    // With identities it gets as far as the missing files.
+    // With identities the start continues until it finds that the files are missing.
     let (_, text) = serve(&["db,identity=db.example.org", "web,identity=any"]);
     assert!(text.contains("cannot read the certificate /absent"), "{text}");
 }
@@ -368,7 +370,7 @@ fn no_tenant_takes_all_connections() {
         let (kind, text) = client.go(export).unwrap();
         (kind == ACK).then_some(client).ok_or((kind, text))
     };
-    // A place is reserved for each of the two tenants.
+    // One connection is reserved for each of the two tenants.
     let mut of_db: Vec<Nbd> = (0..7).map(|_| opened("db").unwrap()).collect();
     let (kind, text) = opened("db").err().unwrap();
     assert!(kind == ERR_POLICY && text.contains("as many connections as it may"), "{kind} {text}");
@@ -561,8 +563,8 @@ fn thousands_of_tenants_are_served_and_listed() {
     assert_eq!(client.go("größe").unwrap().0, ACK);
 }
 
-/// Of 200 clients that connected at the same time number 129 waited for a second. A stopped server
-/// accepts nothing, so new connections are in the kernel's queue.
+/// Regression: when 200 clients connected at the same time, the 129th one waited for a second. A
+/// stopped server accepts nothing, so new connections are in the kernel's queue.
 #[test]
 fn as_many_clients_connect_at_once_as_there_are_handshakes() {
     const HANDSHAKES: usize = 1024;

@@ -94,7 +94,7 @@ fn what_makes_no_sense_is_refused_with_the_cure() {
     for (args, cure) in [
         (&["group", "acme", "weight=0"][..], "`0` is not a weight"),
         (&["group", "acme", "wieght=3"], "did you mean `weight`?"),
-        (&["group", "acme", "min-iops=0"], "min-iops 0 keeps nothing: write 1 or more"),
+        (&["group", "acme", "min-iops=0"], "min-iops 0 reserves nothing: write 1 or more"),
         (&["group", "other/inner", "weight=3"], "add [[group]] name = \"other\""),
         (&["group", "acme", "off"], "the group has members: move or remove them first"),
         (&["group", "nothing", "off"], "no such group"),
@@ -120,7 +120,7 @@ fn what_makes_no_sense_is_refused_with_the_cure() {
     assert_eq!(server.place(0)["group"], json!("acme"));
 }
 
-/// A start refuses the whole file, and names the line.
+/// A server that starts refuses a file with an unknown group, and names the line.
 #[test]
 fn a_file_with_a_group_that_is_not_there_is_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn a_group_follows_a_cgroup() {
     std::fs::remove_file(cgroup.join("io.weight")).unwrap();
     assert_eq!(server.said(&["share", "db", "min-iops=5"]).lines().count(), 1, "goes on");
     let (_, refused) = server.refused(&["group", "acme", "max-iops=5"]);
-    assert!(refused.contains("cgroup says its caps (io.max)"), "{refused}");
+    assert!(refused.contains("the cgroup's io.max sets the caps"), "{refused}");
     let (_, refused) = server.refused(&["group", "other", "cgroup=/none"]);
     assert!(refused.contains("No such file"), "{refused}");
     // The cgroup has no weight, and limits only other disks.

@@ -19,7 +19,7 @@ impl Directory {
         self.0.path().join(name)
     }
 
-    /// The sockets that are there, by name.
+    /// The names of the sockets in the directory.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();
         let name = |entry: std::fs::DirEntry| entry.file_name().into_string().unwrap();
@@ -29,7 +29,7 @@ impl Directory {
     }
 }
 
-/// Asks for the features of the disk at a socket; `None` if the server hangs up.
+/// Requests the features of the disk at a socket; `None` if the server closes the connection.
 fn features(stream: &mut UnixStream) -> Option<u64> {
     const GET_FEATURES: u32 = 1;
     const VERSION: u32 = 1;
@@ -77,7 +77,7 @@ fn a_tenants_sockets_come_and_go_with_it() {
     server.said(&["rename", "db", "orders"]);
     assert_eq!(directory.names(), ["orders.sock", "web.sock"]);
     assert_eq!(server.attachments("orders"), [(directory.path("orders.sock"), true)]);
-    // The next guest waits until this one has gone.
+    // The next guest waits until the attached one has disconnected.
     let mut next = UnixStream::connect(directory.path("orders.sock")).unwrap();
     drop(guest);
     assert!(features(&mut next).is_some());
@@ -105,7 +105,7 @@ fn a_socket_that_is_in_use_is_refused_and_a_stale_one_replaced() {
     drop(UnixListener::bind(directory.path("db.sock")).unwrap());
     let server = Server::start(CONFIG, &["--listen", &directory.1]);
     attach(&directory.path("db.sock"));
-    // Another server's socket stays its own, and the tenant is not added.
+    // A socket of another server is not replaced, and the tenant is not added.
     let other = UnixListener::bind(directory.path("new.sock")).unwrap();
     let refused = server.refused(&["add", "new=1M"]).1;
     assert!(refused.contains("new.sock: another server listens there"), "{refused}");
@@ -121,7 +121,8 @@ fn a_socket_that_is_in_use_is_refused_and_a_stale_one_replaced() {
     assert!(refused.contains("there is no such directory"), "{refused}");
 }
 
-/// Owner and mode let in the tenant's users, and the peer is checked where they cannot.
+/// The owner and the mode of the socket admit the tenant's users. If they cannot express the list
+/// of users, the server checks the user of the peer.
 #[test]
 fn a_socket_is_its_tenants_users() {
     let directory = Directory::new();
@@ -167,7 +168,7 @@ fn a_reload_moves_a_tenants_own_socket() {
     assert_eq!(server.attachments("db"), []);
 }
 
-/// The next program goes on with the sockets and with the guests that are attached.
+/// After an upgrade the new program continues with the sockets and with the attached guests.
 #[test]
 fn an_upgrade_keeps_the_sockets() {
     let directory = Directory::new();

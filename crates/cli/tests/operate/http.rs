@@ -105,7 +105,7 @@ fn metrics_are_what_prometheus_expects() {
     assert!(head.contains("default-src 'none'") && page.contains("<title>fairq</title>"), "{head}");
     let control = server.path("ctl").display().to_string();
     // Both show the last full second, so they are the same unless a second ends between them.
-    until("page and top are told the same", || {
+    until("page and top show the same", || {
         let top = fairq(&["top", "--control", &control, "--json"]).output().unwrap();
         let (head, look) = get(&address, "/look.json");
         assert!(head.contains("fairq-write: off"), "{head}");

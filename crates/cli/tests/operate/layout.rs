@@ -109,8 +109,8 @@ fn an_edit_of_the_file_moves_nobody() {
     let server = pool.serve(&["a=16", "b=8", "c=16"]);
     fill(&server, &[("a", b'A'), ("b", b'B'), ("c", b'C')]);
     end(server);
-    // One tenant is gone, a new one comes before the others, and these have changed places in the
-    // file.
+    // The new file lacks one tenant, has a new tenant before the others, and has the others in
+    // another order.
     let (server, address) = pool.watch(&["new=16", "c=16", "a"]);
     assert_eq!(bytes(&server, &["a", "c", "new"]), [b'A', b'C', 0]);
     let status: Value = serde_json::from_str(&server.said(&["status", "--json"])).unwrap();
@@ -194,7 +194,7 @@ fn a_start_that_contradicts_the_record_is_refused() {
     assert_eq!(bytes(&server, &["mail", "next"]), [b'B', 0]);
 }
 
-/// As `touch` or a full disk leaves it.
+/// `touch` or a full disk leaves an empty record.
 #[test]
 fn an_empty_record_counts_only_beside_a_pool_without_data() {
     let pool = Pool::new();
@@ -231,7 +231,7 @@ fn a_start_with_the_former_name_of_a_range_is_refused() {
     assert_eq!(bytes(&pool.serve(&["a", "c"]), &["a"]), *b"A");
     rename(&["a", "c"]);
     assert_eq!(bytes(&pool.serve(&["b=16", "c"]), &["b"]), *b"A");
-    // A server has started with b, so the file means another tenant by a.
+    // A server has started with the name b, so a in a file now is the name of a new tenant.
     let server = pool.serve(&["a=16", "c"]);
     assert_eq!(bytes(&server, &["a"]), [0]);
 }
@@ -283,7 +283,7 @@ fn a_client_without_a_name_is_never_moved_to_another_disk() {
     server.said(&["rename", "db", "data"]);
     assert!(open(&server, "").is_some(), "it has another name");
     server.said(&["remove", "data"]);
-    assert!(open(&server, "").is_none(), "web is not what it had");
+    assert!(open(&server, "").is_none(), "the remaining tenant is not the one that the client had");
     drop(server);
     let one = "device = \"ram,size=64M\"\n[[tenant]]\nname = \"only\"\nsize = \"16M\"\n";
     let server = Server::start(one, &[]);
@@ -291,7 +291,7 @@ fn a_client_without_a_name_is_never_moved_to_another_disk() {
     server.said(&["add", "other=8M"]);
     assert!(open(&server, "").is_none());
     server.said(&["remove", "only"]);
-    assert!(open(&server, "").is_none(), "the other one is another disk");
+    assert!(open(&server, "").is_none(), "the remaining tenant is another disk than before");
     let (code, said) = {
         let config = server.path("bad.toml");
         std::fs::write(&config, format!("default = \"x\"\n{one}")).unwrap();

@@ -25,8 +25,8 @@ fn own(server: &Server) -> u64 {
     of("RssAnon:") + of("RssShmem:")
 }
 
-/// A shard has 294,912 tags by default, and allocated memory for all of them, in the policies of
-/// five stores of which one had a tenant: 172 MiB.
+/// A shard has 294,912 tags by default. A server with five stores, only one of which had a tenant,
+/// allocated memory for all of these tags in the policy of each store: 172 MiB.
 #[test]
 fn an_idle_server_takes_memory_for_what_it_uses() {
     let disk = tempfile::tempdir().unwrap();
@@ -43,7 +43,7 @@ fn an_idle_server_takes_memory_for_what_it_uses() {
         // The shard has run by then, and has the store's port.
         let _client = storage::Client::of(&one, &format!("t{number}"));
         let store = own(&one).saturating_sub(before);
-        assert!(store < 4 * MIB, "{store} bytes for a store more");
+        assert!(store < 4 * MIB, "{store} bytes for one more store");
     }
     drop(one);
     let three = own(&idle(disk.path(), 3));

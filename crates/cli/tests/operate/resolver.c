@@ -1,7 +1,7 @@
-/* A directory service for tests, before the C library's own. It knows the user `alice` and no group.
-   FAIRQ_LOOKUPS is a file that gets a line for each lookup: whether the thread is the process' first
-   one, and the name. While the file FAIRQ_LOOKUPS.wait is there, no lookup ends; FAIRQ_LOOKUP_MS is
-   how long each takes. */
+/* A directory service for tests, which replaces that of the C library. It knows the user `alice` and
+   no group. FAIRQ_LOOKUPS is a file that gets a line for each lookup: whether the thread is the first
+   one of the process, and the name. While the file FAIRQ_LOOKUPS.wait exists, no lookup ends;
+   FAIRQ_LOOKUP_MS is the time that each lookup takes. */
 #define _GNU_SOURCE
 #include <grp.h>
 #include <pwd.h>

@@ -1,5 +1,5 @@
-/* A disk for tests that is slow for the page cache: while the file FAIRQ_DISK.wait is there, no
-   writeback of the server's own ends. FAIRQ_DISK is made when one waits. */
+/* Simulates a disk that is slow for the page cache: while the file FAIRQ_DISK.wait exists,
+   each writeback that the server starts itself waits. FAIRQ_DISK is made when one waits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* A disk for tests that is slow for the layout record alone: while the file FAIRQ_RECORD.wait is
-   there, no flush by the thread that writes the record ends. FAIRQ_RECORD is made when one waits. */
+/* Simulates a disk that is slow for the layout record only: while the file FAIRQ_RECORD.wait
+   exists, each flush by the thread that writes the record waits. FAIRQ_RECORD is made when one
+   waits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-//! The fate of tenants' data: through the program, its sockets and misbehaving files.
+//! Tests of tenants' data through the program and its sockets, also with files that misbehave.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -94,9 +94,9 @@ fn take(stream: &UnixStream, length: usize) -> Vec<OwnedFd> {
 }
 
 /// A client may leave a reply unread for any time, in its socket or in pipes that share the
-/// socket's memory. The reply must keep the bytes that were read, whatever the range holds later:
-/// here the next owners write to all of it, once after it was zeroed, at unaligned ends, and once
-/// as it was.
+/// socket's memory. The reply must keep the bytes that were read, even if the range changes later:
+/// in this test the next owners overwrite the whole range, once after it was zeroed, with unaligned
+/// ends, and once without zeroing.
 #[test]
 fn a_reply_shows_nothing_that_was_written_after_it() {
     const SIZE: usize = 1_331_712 + 512;
@@ -138,8 +138,8 @@ fn status(server: &Server) -> Value {
     serde_json::from_str(&server.said(&["status", "--json"])).unwrap()
 }
 
-/// Zeroes instead of lost data, with success, are the worst answer: the client takes them for its
-/// own data.
+/// To answer a read of lost data successfully with zeroes would be the worst fault, because the
+/// client takes the zeroes for its own data.
 #[test]
 fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
     for direct in ["auto", "off"] {
@@ -153,7 +153,7 @@ fn a_file_that_is_cut_off_is_an_error_and_the_operator_hears_of_it() {
         assert_eq!(status(&server)["cut_off_files"], json!([]));
         std::fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
         // No client reads there: the server checks the file's size.
-        let told = until("it is told", || {
+        let told = until("the loss is reported", || {
             Some(status(&server)["cut_off_files"][0].clone()).filter(|told| !told.is_null())
         });
         assert_eq!(told, json!({ "path": path, "size": 4 << 20, "intact": 3 << 20 }));
@@ -191,7 +191,7 @@ fn the_end_of_an_image_is_served() {
     assert_eq!(Client::of(&server, "a").size, 1_574_400);
     server.signal(Signal::TERM);
     assert_eq!(server.end(), 0);
-    // Less than a sector belongs to no client, and is reported.
+    // A rest of less than a sector belongs to no tenant, and is reported.
     std::fs::write(&path, vec![b'd'; 1_574_401]).unwrap();
     let server = Server::start(&(device + &tenants(&["a"])), &[]);
     assert_eq!(status(&server)["unassigned"], 1);
@@ -252,8 +252,8 @@ fn two_stores(disk: &Path) -> String {
     [device, &tenant("x", "A"), &tenant("y", "B")].concat()
 }
 
-/// The first store's numbers were shown as those of all stores, and labels named the server's
-/// device.
+/// Regression: the first store's values were shown as those of all stores, and labels named the
+/// server's device.
 #[test]
 fn figures_name_the_store_that_they_are_of() {
     let disk = tempfile::tempdir().unwrap();
@@ -312,8 +312,8 @@ fn many_tenants_have_one_series_for_the_rest_of_a_store() {
     assert!(!text.contains("fairq_tenant_weight{tenant=\"(others)\""), "{text}");
 }
 
-/// A tenant's number belonged to one store for ever: 64 tenants that came and went in one store
-/// took all numbers from the others.
+/// Regression: a tenant's number belonged to one store for ever, so 64 tenants that were added and
+/// removed in one store used up the numbers of all stores.
 #[test]
 fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
     let disk = tempfile::tempdir().unwrap();
@@ -355,7 +355,7 @@ fn tenants_that_came_and_went_in_one_store_leave_room_in_others() {
     }
 }
 
-/// A file that was added again before it was closed kept its old store.
+/// Regression: a file that was added again before it was closed kept its old store.
 #[test]
 fn a_file_that_is_added_again_belongs_to_the_store_that_is_named() {
     let disk = tempfile::tempdir().unwrap();
@@ -375,7 +375,7 @@ fn a_file_that_is_added_again_belongs_to_the_store_that_is_named() {
     }
 }
 
-/// The policy of a store is built when its first tenant comes.
+/// The policy of a store is built when its first tenant is added.
 #[test]
 fn a_store_that_comes_later_is_scheduled_as_the_others_are() {
     let disk = tempfile::tempdir().unwrap();
@@ -399,7 +399,8 @@ fn a_store_that_comes_later_is_scheduled_as_the_others_are() {
     server.said(&["remove", "z"]);
 }
 
-/// By their length these zeroes would wait for a quarter of an hour.
+/// If the cap counted the whole length of these zeroes, the request would wait for a quarter of an
+/// hour.
 #[test]
 fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {
     let disk = tempfile::tempdir().unwrap();
@@ -418,8 +419,8 @@ fn zeroes_by_the_map_of_a_file_count_little_for_a_cap() {
     assert_eq!(tenants[0]["capped"]["waiting"], 0, "{tenants}");
 }
 
-/// A tenant may write into the page cache as much as the disk writes in half a second. Further
-/// writes wait for the disk, and other tenants do not wait for these.
+/// A tenant may have as many dirty bytes in the page cache as the disk writes in half a second.
+/// Further writes of this tenant wait for the disk, and other tenants do not wait for them.
 #[test]
 fn a_tenant_that_fills_the_page_cache_waits_for_the_disk_and_its_neighbour_does_not() {
     const WRITES: usize = 64;

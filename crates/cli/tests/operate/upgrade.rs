@@ -1,4 +1,4 @@
-//! Another program takes over the server, and no client notices.
+//! Upgrades: another program takes over the server, and no client notices.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -67,7 +67,7 @@ fn clients_do_not_notice_an_upgrade() {
     assert_eq!(tcp.write(0, &pattern), 0);
     let mut slow = Client::of(&server, "web");
     slow.ask(Command::Read, CommandFlags(0), 0, 8 * MIB);
-    // The first bytes of the reply are there, so the rest fills the socket.
+    // The client has read the first bytes of the reply, so the rest of the reply fills the socket.
     assert_eq!(slow.answer(), 0);
     let mut half = Client::of(&server, "web");
     half.ask(Command::Write, CommandFlags(0), 9 * MIB, 1 << 20);
@@ -191,7 +191,8 @@ fn a_recording_goes_on_over_upgrades() {
     assert!(server.refused(&["call", "trace.stop"]).1.contains("nothing is being recorded"));
 }
 
-/// An upgrade keeps data in memory, places that only `ctl` has given, and the absence of a default.
+/// An upgrade keeps the data of a device in memory, the ranges of tenants that `ctl add` has
+/// placed, and the state that no tenant is the default.
 #[test]
 fn an_upgrade_keeps_what_is_in_memory_where_it_is() {
     let server = Server::start(CONFIG, &[]);
@@ -233,16 +234,16 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
         assert_eq!(json(server, &["status"])["upgrades"], 0);
     };
     for (program, why) in [
-        ("/bin/false", "cannot go on: it ended with"),
-        ("/bin/true", "is no fairq that can go on"),
+        ("/bin/false", "cannot continue: it ended with"),
+        ("/bin/true", "is not a fairq that can continue"),
         ("/nowhere", "cannot execute /nowhere"),
     ] {
         let (code, said) = server.refused(&["upgrade", program]);
         assert!(code == 1 && said.contains(why), "{said}");
         serves(&server, 1);
     }
-    // The program passes the check, but fails on its arguments later; and the token's file, which
-    // the previous program has read, is gone.
+    // The next program passes the check, but later fails because of its arguments. The token file,
+    // which the previous program has read, no longer exists by then.
     let hidden = keys.path().join("hidden");
     let next = script(
         &server,
@@ -284,7 +285,7 @@ fn a_program_that_cannot_take_over_leaves_the_server_as_it_is() {
     assert_eq!(client.read(0, PAGE).unwrap(), [3; PAGE]);
 }
 
-/// The next program has a copy of each descriptor, since the old one may have to go on.
+/// The next program gets a copy of each descriptor, because the old program may have to continue.
 #[test]
 fn an_upgrade_without_descriptors_for_both_programs_is_refused() {
     let (server, _disk) = with_pool(TWO);

@@ -48,8 +48,8 @@ fn bench_goes_by_either_path() {
     }
 }
 
-/// cfq waits for a tenant that ends before cfq's wait does. Only its shard knows the end of this
-/// wait, and must stay for the other tenant's requests.
+/// cfq waits for a tenant that ends before cfq's wait does. Only the shard knows when this wait
+/// ends, so it must not end before it has served the other tenant's requests.
 #[test]
 fn a_shard_that_waits_for_a_tenant_serves_the_other_before_it_ends() {
     let device = [
@@ -188,7 +188,7 @@ fn a_bench_does_not_overwrite_a_file_unless_allowed() {
     let refused = run(&[&args[..], &["a=rw:randwrite"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(
-        text(&refused.stderr).contains("add --overwrite if it may be"),
+        text(&refused.stderr).contains("add --overwrite to allow this"),
         "{}",
         text(&refused.stderr)
     );
@@ -238,8 +238,8 @@ fn calibrate_recommends_a_policy_that_can_be_used() {
     assert_eq!(check.status.code(), Some(0), "{}", text(&check.stderr));
 }
 
-/// A process that was stopped during the warm-up took the measurement for finished when it
-/// continued, and reported the rate of a few microseconds.
+/// Regression: a process that was stopped during the warm-up took the measurement for finished when
+/// it continued, and reported the rate of a few microseconds.
 #[test]
 fn a_bench_that_was_stopped_measures_as_long_as_requested() {
     let folder = tempfile::tempdir().unwrap();
@@ -297,7 +297,7 @@ fn silent_server(path: &Path, answers: Option<usize>) {
     });
 }
 
-/// The bench waited for ever.
+/// Regression: the bench waited for ever.
 #[test]
 fn a_bench_of_a_server_that_does_not_answer_ends_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! The placement of tenants: by the record, and by the configuration.
 //!
-//! A name in the record stays in its place, wherever it is in the configuration. A new name gets a
+//! A name in the record keeps its range, at any position in the configuration. A new name gets a
 //! free range, by the same rules as in a pool without tenants. A name that only the record has
 //! keeps its range. A configuration that contradicts the record is refused, with lines that would
 //! be accepted.
@@ -46,10 +46,11 @@ pub fn start(
         }
         let (origin, old, new) = (&tenant.origin, &tenant.name, &held.name);
         return Err(Refusal::new(format!(
-            "{origin}: tenant {old}: its range in {path} was renamed to {new}, and a tenant of \
-             the name {old} would begin without its data: write{}\n\
-             or give it its name again: fairq layout rename {path} {new} {old}\n\
-             (for an empty tenant {old}, write both once, or: fairq layout forget {path} {new})",
+            "{origin}: tenant {old}: its range in {path} was renamed to {new}, so a tenant of the \
+             name {old} would start with an empty range: write{}\n\
+             or rename the range back: fairq layout rename {path} {new} {old}\n\
+             (if {old} is a new, empty tenant, start the server once with both tenants, or run: \
+             fairq layout forget {path} {new})",
             written(held)
         )));
     }
@@ -59,7 +60,7 @@ pub fn start(
 }
 
 /// Gives each tenant its range. `path` is the pool's, for messages; `own` are the sizes of tenants'
-/// own files in bytes. `served` are names of the record that a server has beside `tenants`: a
+/// own files in bytes. `served` are the names of the server's present tenants in the record: a
 /// refusal does not list their ranges as reserved.
 pub fn place(
     path: &str,

@@ -10,11 +10,11 @@
 //! Nothing ties a device to a record in the state directory: on another machine the device has to
 //! be adopted.
 //!
-//! The bytes of tenants may have the form of a record, by chance or by intent. So a record counts
-//! only where no tenant's bytes can be, in the last MiB of a device, or where this machine has had
-//! it: a server writes the identifier and the place of a device's record to the state directory, by
-//! the device's identity (`Known`). Tenants do not know the identifier. A record that only the
-//! search finds has to be adopted.
+//! The bytes of tenants may have the form of a record, by chance or by intent. So a record is
+//! accepted only in the last MiB of a device, where no tenant's bytes can be, or where this machine
+//! last used it: a server writes the identifier and the place of a device's record to the state
+//! directory, by the device's identity (`Known`). Tenants do not know the identifier. A record that
+//! only the search finds has to be adopted.
 //!
 //! A pool without any trace of a record is new, or it was laid out by version 0.1.0. A file is then
 //! adopted: its tenants are where that version's rule places them, and keep their data. A block
@@ -296,8 +296,8 @@ impl Media {
         };
         let trouble = |what: &str| format!("its layout record {} {what}", beside.display());
         Ok(match read(&file, 0).map_err(cannot)? {
-            // Made for a server that may not make files in this folder. Beside data it could be
-            // what is left of a record.
+            // The operator may have made this empty file for a server that cannot make files in the
+            // folder. If the pool has data, the file may be a lost record instead.
             Copied::Nothing
                 if mark.is_none()
                     && self.is_all_hole()
@@ -305,7 +305,7 @@ impl Media {
             {
                 Found::Nothing
             }
-            Copied::Nothing => Found::Trouble(trouble("is empty or something else"), None),
+            Copied::Nothing => Found::Trouble(trouble("is empty or is not a record"), None),
             Copied::Damaged(why) => Found::Trouble(trouble(&format!("is damaged: {why}")), None),
             Copied::Whole(record, sequence) => {
                 let id = record.id.clone();
@@ -466,8 +466,9 @@ impl Media {
         let cannot = |error: io::Error| {
             let path = path.display();
             Refusal::new(format!(
-                "{path}: cannot write the layout record: {error}: the server keeps there which \
-                 range is whose, so its user must be able to: touch {path} and give it to that user"
+                "{path}: cannot write the layout record: {error}: the record holds the owner of \
+                 each range, so the server's user must be able to write it: touch {path} and chown \
+                 it to that user"
             ))
         };
         if is_full {
@@ -481,8 +482,8 @@ impl Media {
         let (uid, gid) = (self.metadata.uid(), self.metadata.gid());
         let _ = std::os::unix::fs::fchown(file.as_fd(), Some(uid), Some(gid));
         if !is_full {
-            // Until the file has its mark the record's identifier has the prefix, so a start finds
-            // it in both states.
+            // The record's identifier has this prefix until the file has its mark, so that a start
+            // accepts the record in both states.
             record.id = format!("{UNMARKED}{}", record.id);
         }
         let mut pool = *self.pool(file, 0, record, 0);
@@ -528,7 +529,8 @@ impl Media {
         let ranges = layout(tenants, Some(all), own)?;
         let shared = || tenants.iter().zip(&ranges).filter(|(tenant, _)| tenant.path.is_none());
         let is_full = shared().any(|(_, range)| range.offset + range.size > room);
-        // Contents of a pool with data are unknown, and so are those of a block device.
+        // The contents of the free space are unknown if the pool has data, or if it is a block
+        // device.
         let is_zero = is_new && !self.is_block_device();
         let size = if is_full { all } else { room };
         let mut record = Record::new(id, size, if is_zero { 0 } else { size });
@@ -710,8 +712,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes down which record the device has. Without that the device is found as on another
-    /// machine, so a failure is no reason to stop.
+    /// Writes the identifier of the device's record to the state directory. Without it this machine
+    /// finds the record as any other machine does, so a failure is ignored.
     fn remember(&self) {
         let Some(path) = &self.known else { return };
         let known = Known { id: self.record.id.clone(), at: self.at };

@@ -104,7 +104,7 @@ fn half_a_pool_is_refused_and_the_message_says_what_adopting_would_do() {
     damaged[100] ^= 1;
     std::fs::write(bed.record(), &damaged).unwrap();
     assert_eq!(offsets(&bed.start(&["b"]).unwrap()), [16], "one whole copy is enough");
-    // Another file of the same name has no mark, or another one.
+    // A new file of the same name has no mark, or the mark of another record.
     std::fs::remove_file(bed.pool()).unwrap();
     File::create(bed.pool()).unwrap().set_len(48 * MIB).unwrap();
     let said = bed.start(&["a=16M"]).err().unwrap();

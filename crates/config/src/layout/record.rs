@@ -293,10 +293,10 @@ impl Record {
         let invalid = |text: String| Err(LayoutError::Invalid(text));
         let is_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if self.id.is_empty() || self.id.len() > 64 || !self.id.bytes().all(is_id) {
-            return invalid("its identifier is no identifier".into());
+            return invalid("its identifier is not valid".into());
         }
         if self.fresh > self.size {
-            return invalid("what was never held begins behind its end".into());
+            return invalid("its unused part begins behind its end".into());
         }
         let mut names = std::collections::HashSet::with_capacity(self.ranges.len());
         for held in &self.ranges {
@@ -308,7 +308,7 @@ impl Record {
             let end = held.offset.checked_add(held.size);
             if !is_whole || end.is_none_or(|end| end > self.size) {
                 let name = &held.name;
-                return invalid(format!("the range of {name} is no range of the pool"));
+                return invalid(format!("the range of {name} is not within the pool"));
             }
         }
         for two in self.ranges.windows(2) {
@@ -325,7 +325,7 @@ impl Record {
         }
         let last = self.ranges.last().map_or(0, Held::end);
         if self.fresh < last {
-            return invalid("a range lies where none was ever held".into());
+            return invalid("a range lies in its unused part".into());
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ fn knob(key: &str) -> Option<&'static Knob> {
     KNOBS.iter().find(|knob| knob.key == key || knob.alias == Some(key))
 }
 
-/// The knob of this key, also of a retired one.
+/// The knob of this key; the key may be a retired one.
 fn any_knob(key: &str) -> Option<&'static Knob> {
     knob(key).or_else(|| retired::find(key).map(|retired| &retired.knob))
 }
@@ -67,8 +67,8 @@ pub struct PolicyConfig {
     pub policy: &'static Registered,
     /// The configured keys with their values.
     pub keys: Vec<(&'static str, u64)>,
-    /// Keys of the laboratory that make the policy its paper's, with their values; none in a
-    /// server.
+    /// Keys of the laboratory with their values, which select the form of the policy in its paper.
+    /// A server has none.
     pub of_paper: Vec<(&'static str, u64)>,
 }
 
@@ -116,7 +116,7 @@ impl PolicyTable {
         told.map_or(Ok(config), |refusal| Err(Refusal::new(refusal)))
     }
 
-    /// The same for the laboratory, which has the papers' policies as well.
+    /// Like [`complete`](Self::complete), for the laboratory, which also has the papers' policies.
     pub fn complete_for_lab(self) -> Result<PolicyConfig, Refusal> {
         let of_paper = self.told().any(|told| told.is_err());
         let usual = || registry::find(USUAL).expect("the usual policy is registered");

@@ -1,5 +1,6 @@
-//! Keys of policies that chose between fairq's own policy and what its paper has instead. A server
-//! accepts the value that it runs with anyway, without effect; the laboratory compares the others.
+//! Retired keys, which chose between fairq's form of a policy and the form in its paper. A server
+//! always runs fairq's form: it ignores the value for that form, with a warning, and refuses all
+//! others. The laboratory compares all values.
 
 use std::sync::LazyLock;
 
@@ -10,7 +11,7 @@ use fairq_core::registry::Knob;
 pub(super) struct Retired {
     pub(super) knob: Knob,
     policy: &'static str,
-    /// The value that stands for fairq's own policy.
+    /// The value that selects fairq's form of the policy.
     own: u64,
     /// The experiments that compare the other values.
     claims: &'static str,

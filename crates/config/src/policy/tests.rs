@@ -140,8 +140,8 @@ fn refusals_name_the_key_and_the_cure() {
     );
     assert_eq!(
         refusal("mqfq:least-cost=33M"),
-        "policy: least-cost 33M is not in 1..32M: it is what any request costs at least, refused \
-         ones too; where requests are what the device is short of, 4k"
+        "policy: least-cost 33M is not in 1..32M: it is the least cost of any request, also of \
+         one that the server refuses; 4k on a device that is limited by the number of requests"
     );
     assert_eq!(
         refusal("kyber-fair:busy=0"),
@@ -193,8 +193,8 @@ fn flags_win_key_by_key_unless_the_policy_is_another() {
     assert_eq!(file.overlaid("sfqd".parse().unwrap()), "sfqd".parse().unwrap());
 }
 
-/// Keys that no longer have an effect: the value of what is served is accepted with a warning, any
-/// other is refused with its replacement, and only the laboratory has it.
+/// Retired keys: the value of the variant that a server runs is accepted with a warning. Any other
+/// value is refused with a hint to the laboratory, which has the other variants.
 #[test]
 fn retired_keys_are_accepted_as_they_are_served() {
     let said = "mqfq:virtual-time=mindicator,slot-kind=tree,unthrottle=wheel";

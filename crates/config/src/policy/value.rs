@@ -7,7 +7,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer};
 use crate::units::{Factor, Nanos, Size, TextOrNumber, exact_size};
 
 /// Parses a value. Its range is not checked here, because ranges differ by policy; only a number
-/// behind a prefix must be in range, because it could be mistaken for a word's.
+/// behind a prefix must be in range, because another number could be the value of a word.
 fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
     if let Some(value) = knob.word(text) {
         return Ok(value);
@@ -40,8 +40,8 @@ fn parse(knob: &Knob, text: &str) -> Result<u64, String> {
 
 /// A value in the form in which it is read.
 pub fn show(knob: &Knob, value: u64) -> String {
-    // In the range a number stays a number, even if a word has the same value; 0 is shown as its
-    // word.
+    // A number in the knob's range is shown as a number, even if a word has the same value. Only 0
+    // is shown as its word.
     let is_word = value == 0 || value > knob.most || knob.unit == Unit::Words;
     if let Some(word) = knob.word_of(value).filter(|_| is_word) {
         return word.to_owned();
@@ -130,6 +130,6 @@ impl<'de> DeserializeSeed<'de> for Of<'_> {
             return bool::deserialize(deserializer).map(u64::from);
         }
         let parse = |text: &str| parse(knob, text);
-        deserializer.deserialize_any(TextOrNumber { expecting: "what the key takes", parse })
+        deserializer.deserialize_any(TextOrNumber { expecting: "a value of this key", parse })
     }
 }

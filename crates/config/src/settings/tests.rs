@@ -117,7 +117,7 @@ fn a_wrong_line_is_shown() {
         refusal("[device]\nkind = \"ram\"\nsise = \"4G\"\n"),
         "fairq.toml:3:1: unknown key `sise`; did you mean `size`? (allowed: kind, size, iops, \
          bandwidth, latency, \
-         parallelism, path, create, direct, backing, profile, state, window, queues, wrr, \
+         parallelism, path, create, direct, backing, profile, state, slowdown, window, queues, wrr, \
          poller)\n   |\n 3 | sise = \"4G\"\n   | ^^^^"
     );
     assert_eq!(
@@ -182,10 +182,34 @@ fn flags_win_key_by_key() {
 }
 
 #[test]
+fn a_controller_of_the_whole_device_is_alone() {
+    let listen = "listen = [\"vfio-user-device:/run/ssd\"]\n";
+    let planned = |text: &str| {
+        let settings = parse(&format!("{listen}{text}"), "fairq.toml").unwrap();
+        settings.with_tenants().plan(&surroundings())
+    };
+    for device in ["nvme-soft,profile=z-ssd", "file,path=/a"] {
+        let plan = planned(&format!("device = \"{device}\"")).unwrap();
+        let names: Vec<&str> = plan.tenants.iter().map(|tenant| &*tenant.name).collect();
+        assert_eq!((names, plan.policy.name()), (vec!["device"], "none"));
+    }
+    for (text, why) in [
+        ("policy = \"mqfq\"", "arbitrates among its queues itself"),
+        ("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"", "there is one tenant"),
+    ] {
+        let refusal = planned(text).unwrap_err().to_string();
+        assert!(refusal.contains(why), "{refusal}");
+    }
+    let both = "listen = [\"unix:/a\", \"vfio-user-device:/run/ssd\"]";
+    assert!(refusal(both).contains("there is no other address"));
+}
+
+#[test]
 fn what_does_not_fit_together_is_refused_with_the_cure() {
     assert_eq!(
         refusal("device = \"file,path=/a\""),
-        "no tenants: say who shares the device, as in --tenant db=10G,weight=300 --tenant \
+        "no tenants: name the tenants that share the device, as in --tenant db=10G,weight=300 \
+         --tenant \
          web,weight=100"
     );
     assert!(refusal("device = \"nvme-soft,backing=/a\"").starts_with("no tenants: "));

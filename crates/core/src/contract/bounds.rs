@@ -16,13 +16,13 @@ pub const MAX_FLOWS: usize = 1 << 24;
 pub const MAX_HOLDERS: usize = 65_535;
 /// The most live requests of a port.
 pub const MAX_TAGS: usize = 1 << 24;
-/// The most live requests of a scheduler behind one lock, over all ports: one number of 32 bits
-/// means "none".
+/// The most live requests of a scheduler behind one lock, over all ports. They are numbered with 32
+/// bits, and one of these numbers means "none".
 pub const MAX_JOBS: usize = u32::MAX as usize;
 /// The most slots D: the deepest an NVMe queue can be.
 pub const MAX_SLOTS: u32 = 65_536;
 /// The largest threshold T, in bytes at the [reference weight](crate::ReferenceWeight): 1 TiB. That
-/// is at most 2^46.7 units, if all weights are 1: far inside the window of virtual time.
+/// is at most 2^52.7 units, if all weights are a 64th: inside the window of virtual time (2^55).
 pub const MAX_THRESHOLD: u64 = 1 << 40;
 
 /// The largest value of a knob that is a time: a minute, in nanoseconds.
@@ -96,8 +96,8 @@ pub enum ConfigError {
     },
 }
 
-/// Lets programs change a configuration where they make it. They cannot write it out, because it
-/// may get more fields.
+/// Gives a configuration a method that changes it where it is made. Programs cannot write it as a
+/// struct literal, because later versions may add fields.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! changeable {
@@ -149,14 +149,15 @@ pub fn check(ports: usize, flows: usize, tags: usize, slots: u32) -> Result<(), 
 // error. So the constructors of structures cannot fail and need no error; a policy with an array
 // that was refused is dropped unused.
 //
-// **Bounds.** All threads share one count: if one of two policies that are built at once was
-// refused memory, the other may be refused as well. Allocations that do not grow with flows or
-// tags are not counted: a policy's few `Arc`s of some hundred bytes, and the tree over its ports.
+// **Bounds.** All threads share one count: if one of two policies that are built at the same time
+// was refused memory, the other may be refused as well. Allocations whose size does not depend on
+// flows or tags (a policy's few `Arc`s of some hundred bytes, and the tree over its ports) are not
+// checked: if one of them fails, the program ends.
 
 /// Number of refusals of memory. A thread sees its own refusals, so Relaxed is enough.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
-/// An empty vector with room for `count` things, or with none if there is no memory for them.
+/// An empty vector with room for `count` things, or without room if there is no memory for them.
 #[doc(hidden)]
 pub fn room<T>(count: usize) -> Vec<T> {
     let mut room = Vec::new();
@@ -171,7 +172,8 @@ pub fn room<T>(count: usize) -> Vec<T> {
 pub fn boxed<T>(count: usize, make: impl FnMut(usize) -> T) -> Box<[T]> {
     let mut things = room(count);
     if things.capacity() >= count {
-        // Within the capacity: growth beyond it would end the program if there is no memory.
+        // This stays within the capacity; growth beyond it would end the program if there is no
+        // memory.
         things.extend((0..count).map(make));
     }
     things.into_boxed_slice()

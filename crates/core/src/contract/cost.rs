@@ -90,7 +90,7 @@ impl Request {
 /// `bytes` times `percent`, in hundredths.
 #[inline]
 pub(crate) fn scaled(bytes: u64, percent: u32) -> u64 {
-    // The usual case, without a division: every later step waits for the cost.
+    // This usual case needs no division: every later step waits for the cost.
     if percent == 100 {
         return bytes;
     }
@@ -110,14 +110,14 @@ mod tests {
         assert_eq!(model.cost(Op::Discard, 1 << 20), 4096);
         assert_eq!(model.cost(Op::Discard, 1 << 30), 4 << 20);
         assert_eq!(CostModel { discard_part: 0, ..model }.cost(Op::Discard, 1 << 30), 4096);
-        assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "nobody knows a shorter way");
-        assert_eq!(model.cost(Op::Flush, 1 << 20), 1 << 20, "it was seen to take long");
+        assert_eq!(model.cost(Op::WriteZeroes, 1 << 30), 1 << 30, "the device writes the zeroes");
+        assert_eq!(model.cost(Op::Flush, 1 << 20), 1 << 20, "a measured flush costs its length");
         let at_least = CostModel { min_bytes: 16_384, ..model };
         for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             assert_eq!(at_least.cost(op, 512), 16_384, "{op:?}");
         }
         let joined = Cost { alone: 16_384, joined: 512 };
-        assert_eq!(at_least.charge(Op::Read, 512), joined, "a command pays once for being one");
+        assert_eq!(at_least.charge(Op::Read, 512), joined, "the least cost is charged once");
         assert_eq!(model.charge(Op::Read, 4096), Cost::bytes(4096));
         let writes_cost_triple = CostModel { write_percent: 300, ..model };
         assert_eq!(writes_cost_triple.cost(Op::Write, 4096), 12_288);

@@ -83,7 +83,8 @@ impl FlowId {
         FlowId { slot, ..self }
     }
 
-    /// The name of a slot's flow: for a caller that numbers the flows of several policies together.
+    /// The name of the flow with this slot and generation, for a caller that gives the flows of
+    /// several policies numbers of its own.
     #[inline]
     pub const fn new(slot: u32, generation: u32) -> FlowId {
         FlowId { slot, generation }
@@ -97,7 +98,7 @@ impl FlowId {
     }
 }
 
-/// The reason why the control side refused.
+/// The reason why the control side refused a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FlowError {
     /// Every slot is taken (a removed flow's slot is taken until its last request has completed).
@@ -105,11 +106,11 @@ pub enum FlowError {
     Full,
     /// The slot that a flow had in another policy is taken here, or beyond the bound.
     #[error(
-        "the flow's slot is not free in this policy: build it for as many flows as the one before \
-         it"
+        "the flow's slot is not free in this policy: build the policy for as many flows as the \
+         policy that it replaces"
     )]
     Taken,
-    /// The flow was removed, or never was.
+    /// The flow was removed, or never added.
     #[error("no such flow: it was removed or never added")]
     NoSuchFlow,
     /// The policy never uses the urgent class, or was built without a budget for it.
@@ -117,12 +118,13 @@ pub enum FlowError {
     NotUrgent,
     /// The policy has no D, or cannot change it, so it keeps no latency targets.
     #[error(
-        "no latency targets: this policy has no D by which to hold others back; take one that has \
-         (mqfq, say), or leave out latency; with d2fq, urgent=true sends its requests first"
+        "no latency targets: this policy has no D by which to hold other tenants back; choose a \
+         policy that has one, such as mqfq, or leave out latency; with d2fq, urgent=true sends the \
+         tenant's requests first"
     )]
     NoTargets,
     /// The most flows that can have a target have one already.
-    #[error("64 tenants of this store have a latency target already: leave out one's latency")]
+    #[error("64 tenants of this store have a latency target already: remove latency from one")]
     ManyTargets,
     /// The policy was built without limits.
     #[error("no caps: this policy was built without the layer that keeps them")]

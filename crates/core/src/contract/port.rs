@@ -1,4 +1,4 @@
-//! The scheduling contract: verbs on a port, time always an argument.
+//! The scheduling contract: the verbs of a port. Time is always an argument.
 //!
 //! A **flow** is one tenant's stream of requests. A **port** is one shard's exclusive handle into a
 //! policy: only its shard accesses the data of a port, and all shared data are
@@ -39,7 +39,7 @@
 //! - The verbs do not allocate and do not panic. A request that cannot be taken is refused with a
 //!   [`SubmitError`] and leaves no trace: no flow is charged for it. A completion of a tag that is
 //!   not issued is ignored.
-//! - A port adds itself to `wake` if a verb reached its bound of work before it was done.
+//! - A port adds itself to `wake` if a verb stopped at its bound of work and left some work undone.
 //!
 //! # Stages
 //! A port may surround another one and change some of its verbs ([`crate::managed`]). No verb has a
@@ -102,8 +102,8 @@ pub struct Request {
     pub offset: u64,
     /// Its length, in bytes.
     pub length: u32,
-    /// Its cost to its flow. In front of the policies of the registry [`crate::cost`]
-    /// replaces it; a policy without that charges this value.
+    /// Its cost to its flow. For the policies of the registry, [`crate::cost`] replaces it; a
+    /// policy without that stage charges this value.
     pub cost: Cost,
 }
 
@@ -217,8 +217,8 @@ pub struct FlowStats {
     pub lag: Option<u64>,
     /// Cost of the flow's requests that the port has issued, in equivalent bytes. Requests that
     /// went ahead for a [reservation](crate::Limits::set_share) are not charged and not counted. A
-    /// port keeps the sum while the flow has requests there and for some time after; it begins at 0 if
-    /// the flow comes back later. `None` for a policy that charges nothing.
+    /// port keeps the sum while the flow has requests there and for some time after; the sum begins
+    /// at 0 again if the flow comes back later. `None` for a policy that charges nothing.
     pub service: Option<u64>,
     /// The flow's tokens on the port, in bytes, negative for a debt; `None` for a policy without
     /// tokens.
@@ -274,7 +274,7 @@ pub trait Port: Send {
     fn hold(&mut self, tag: Tag, flow: FlowId) -> Result<(), SubmitError>;
 
     /// Takes back an issued request that the device has not begun. It keeps its slot, and its flow
-    /// is charged for it once in all: `next` of a staged policy gives it before all others. The
+    /// is charged for it only once. `next` of a staged policy gives it before all others. The
     /// result is that of [`Port::submit`]; a request that was [expedited](Port::expedite) is to be
     /// issued again at once. `None`: it was not issued, or was issued as one command with others.
     fn requeue(&mut self, now_ns: u64, tag: Tag, wake: &mut PortSet) -> Option<Submitted>;
@@ -300,8 +300,8 @@ pub trait Port: Send {
     /// Requests of different ports are never joined.
     fn barrier(&mut self, flow: FlowId);
 
-    /// The numbers behind the port's last decision: about this live request, or (`None`) about why
-    /// no request may be issued. Called only while decisions are recorded.
+    /// The numbers behind the port's last decision: about this live request, or, for `None`, that
+    /// the port may issue no request. Called only while decisions are recorded.
     fn reason(&self, tag: Option<Tag>) -> Reason;
 }
 
@@ -312,7 +312,7 @@ pub struct Reason {
     /// Virtual time that the port used.
     pub virtual_time: Option<u64>,
     /// Start tag of the request, or its flow's virtual time in a policy without start tags. Without
-    /// a request, that of the request that would be next.
+    /// a request, the start tag of the request that would be next.
     pub start_tag: Option<u64>,
     /// Free slots of the device.
     pub free_slots: Option<u32>,
@@ -329,7 +329,7 @@ pub enum Held {
     Ahead,
     /// No slot of the device is free.
     NoSlot,
-    /// No slot is free of those that latency targets leave.
+    /// All slots that the latency targets leave are in use.
     Target,
     /// A cap of its flow is used up.
     Cap,
@@ -358,7 +358,7 @@ pub enum Tuning {
 /// The reason why a parameter was not changed; the old value stays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TuneError {
-    /// The policy does not have it, or has built its structures for the old value.
+    /// The policy does not have the parameter, or has built its structures for the old value.
     #[error("this policy cannot change it while it runs")]
     Fixed,
     /// The value is not valid.
@@ -368,7 +368,7 @@ pub enum TuneError {
 
 /// The control side of a policy, shared by all threads.
 pub trait Policy: Send + Sync + 'static {
-    /// The handle of each shard. A `dyn Policy` has everything else.
+    /// The handle of each shard. All other items can be used through `dyn Policy`.
     type Port: Port
     where
         Self: Sized;
@@ -391,8 +391,9 @@ pub trait Policy: Send + Sync + 'static {
         Err(FlowError::NotUrgent)
     }
 
-    /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does, for
-    /// a layer that computes them: measurements of the flows go on. Removed flows are left out.
+    /// Changes the weights of several flows at once, as [`set_weight`](Self::set_weight) does. It
+    /// is for layers that compute weights and change them often. Unlike a change by an operator, it
+    /// does not restart measurements of the flows. Removed flows are left out.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         for &(flow, weight) in weights {
             // A removed flow has no weight to change.
@@ -428,7 +429,8 @@ pub trait Policy: Send + Sync + 'static {
 /// The state of a policy; counters since the start, over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
-    /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without.
+    /// Virtual time in units ([`crate::contract::vtime`]); `None` for a policy without virtual
+    /// time.
     pub virtual_time: Option<u64>,
     /// Units by which the foremost of the ports' first requests, or of the active flows, is ahead
     /// of virtual time; `None` for a policy that does not report it.
@@ -437,7 +439,7 @@ pub struct Stats {
     pub slots: Option<u64>,
     /// Slots not in use now.
     pub free_slots: Option<u64>,
-    /// Times a port stopped because its lead request was too far ahead.
+    /// Times a port stopped because its first request was too far ahead of virtual time.
     pub throttles: u64,
     /// Times a port stopped for want of a slot.
     pub blocks: u64,
@@ -474,7 +476,7 @@ pub struct ReservedStats {
     pub bytes_per_s: u64,
     /// Reservations of active flows, in millionths of that rate; 0 if the rate is not known.
     pub asked_ppm: u64,
-    /// Part of its reservation that each of them is granted, in millionths: 1,000,000 while all
+    /// Part of its reservation that each active flow is granted, in millionths: 1,000,000 while all
     /// fit.
     pub granted_ppm: u64,
 }
@@ -495,7 +497,7 @@ impl Stats {
 /// A search for D ([`crate::depth`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DepthStats {
-    /// The least D that is taken to fill the device; the largest D while one flow is alone.
+    /// The least D that is assumed to fill the device; the largest D while one flow is alone.
     pub slots: u32,
     /// The reason for this D.
     pub state: DepthState,
@@ -523,7 +525,7 @@ pub enum DepthState {
 pub struct TokenStats {
     /// Periods begun.
     pub periods: u64,
-    /// Tokens of the current one, for all flows, in bytes read.
+    /// Tokens of the current period for all flows together; one token pays for one byte of a read.
     pub tokens: u64,
     /// Cost of writes, in hundredths of their bytes.
     pub write_percent: u64,

@@ -49,7 +49,7 @@ impl PortSet {
         while word < WORDS {
             words[word] = match count.saturating_sub(word * 64) {
                 0 => 0,
-                // All 64 bits have an arm of their own: a shift by 64 overflows.
+                // A word of all 64 bits has an arm of its own, because a shift by 64 overflows.
                 bits @ 1..64 => (1 << bits) - 1,
                 _ => u64::MAX,
             };
@@ -123,7 +123,7 @@ impl PortSet {
         if above != 0 {
             return Some(lowest(at, above));
         }
-        // The last step is back at the word of `port`, for the ports up to it.
+        // The last step reads the word of `port` again, for the ports up to `port`.
         (1..=WORDS)
             .map(|step| (at + step) % WORDS)
             .find(|&word| self.word(word) != 0)
@@ -193,8 +193,8 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         }
     }
 
-    /// Removes the port; true if it was in the set. Of several threads that remove it at once only
-    /// one gets true.
+    /// Removes the port; true if it was in the set. Of several threads that remove it at the same
+    /// time only one gets true.
     #[inline]
     pub fn remove(&self, port: PortId, order: Ordering) -> bool {
         let took = |word: &A| word.fetch_and(!port.bit(), order) & port.bit() != 0;
@@ -207,13 +207,13 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         self.0.get(port.word()).is_some_and(|word| word.load(order) & port.bit() != 0)
     }
 
-    /// Whether no port was in it, word by word.
+    /// Whether no port was in the set. The words are read one after the other.
     #[inline]
     pub fn is_empty(&self, order: Ordering) -> bool {
         self.0.iter().all(|word| word.load(order) == 0)
     }
 
-    /// The ports that were in it, word by word.
+    /// The ports that were in the set. The words are read one after the other.
     #[inline]
     pub fn load(&self, order: Ordering) -> PortSet {
         let mut set = PortSet::EMPTY;
@@ -223,14 +223,14 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
         set
     }
 
-    /// Makes it this set; no other thread may write meanwhile.
+    /// Replaces the contents by `ports`; no other thread may write meanwhile.
     pub fn store(&self, ports: PortSet, order: Ordering) {
         for (word, bits) in self.0.iter().zip(ports.0) {
             word.store(bits, order);
         }
     }
 
-    /// Takes all ports out, word by word, and gives them.
+    /// Removes all ports, one word after the other, and returns them.
     #[inline]
     pub fn take(&self, order: Ordering) -> PortSet {
         let mut set = PortSet::EMPTY;
@@ -241,7 +241,7 @@ impl<'a, A: AtomicWord> SharedPorts<'a, A> {
     }
 }
 
-/// A set of ports that all ports share, in place.
+/// A set of ports that all ports share, with its words inside the structure.
 pub struct PortBits<P: Platform> {
     words: [P::U64; WORDS],
     /// Number of words that the ports need; the others are never accessed.

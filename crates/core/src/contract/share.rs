@@ -79,8 +79,8 @@ impl Reservation {
     /// None.
     pub const NONE: Reservation = Reservation { iops: 0, bytes: 0 };
 
-    /// Requests and bytes a second, each at most [`Cap::MOST`], 0 for none; with both, the flow has
-    /// at least both. `None` beyond that.
+    /// A reservation of requests and of bytes a second, each at most [`Cap::MOST`]; 0 reserves
+    /// none. If both are set, the flow gets at least both. `None` if a number is larger.
     pub const fn new(iops: u64, bytes: u64) -> Option<Reservation> {
         if iops <= Cap::MOST && bytes <= Cap::MOST {
             Some(Reservation { iops, bytes })
@@ -109,7 +109,7 @@ impl Reservation {
         [self.iops, self.bytes]
     }
 
-    /// The rates that there are, a bit each.
+    /// A bit for each rate that is set.
     pub(crate) const fn kinds(self) -> u8 {
         (self.iops > 0) as u8 | ((self.bytes > 0) as u8) << 1
     }
@@ -125,7 +125,7 @@ impl Reservation {
 pub struct Group {
     /// The group that it is in; it does not change while the group exists.
     pub parent: Option<GroupId>,
-    /// Its share relative to its siblings: the flows and groups in the same group, or in none.
+    /// Its share relative to its siblings: the flows and groups in the same group, or in no group.
     pub weight: Weight,
     /// The least that its flows get together.
     pub reservation: Reservation,
@@ -143,7 +143,7 @@ impl Group {
 /// The place of a flow in the tree, and its reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// Its group; `None`: it is a sibling of the groups that are in none.
+    /// Its group; `None`: it is in no group, and a sibling of the groups that are in no group.
     pub group: Option<GroupId>,
     /// The least that it gets.
     pub reservation: Reservation,
@@ -193,7 +193,7 @@ pub enum ReservationState {
 pub struct GroupStats {
     /// The settings.
     pub group: Group,
-    /// Its weight relative to all flows and groups that are in none.
+    /// Its weight relative to all flows and groups that are in no group.
     pub weight: Weight,
     /// Flows and groups in it.
     pub members: u32,
@@ -224,7 +224,7 @@ pub enum Counted {
     Bytes,
 }
 
-/// The most requests or bytes that a flow may be given in a second, and above that at once.
+/// A limit of a flow's service: a rate in requests or bytes a second, and a burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cap {
     per_second: u64,
@@ -235,9 +235,10 @@ impl Cap {
     /// The largest rate and burst: 2^40, which is a terabyte a second.
     pub const MOST: u64 = 1 << 40;
 
-    /// A rate of 1 to [`Self::MOST`] requests or bytes a second, and a burst: the most that a flow
-    /// that has had less may be given at once above that, at most [`Self::MOST`]. A single request
-    /// may be larger than the burst. `None` if a number is out of range.
+    /// A rate of 1 to [`Self::MOST`] requests or bytes a second, and a burst of at most
+    /// [`Self::MOST`]: the amount above the rate that a flow may be given at once after it was
+    /// given less than the rate. A single request may be larger than the burst. `None` if a number
+    /// is out of range.
     pub const fn new(per_second: u64, burst: u64) -> Option<Cap> {
         let is_rate = per_second > 0 && per_second <= Self::MOST;
         if is_rate && burst <= Self::MOST { Some(Cap { per_second, burst }) } else { None }
@@ -309,13 +310,13 @@ pub struct CapStats {
     pub taken: Taken,
 }
 
-/// The amount taken from each cap of a flow or group that has not come back yet, as the time at
-/// which it will have come back, in a unit of the policy.
+/// The amount that each cap of a flow or group lacks, expressed as the time at which the cap will
+/// be full again, in a unit of the policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken(pub(crate) [u64; Caps::COUNT]);
 
 impl Taken {
-    /// The times, for a program that goes on with them in the same process, by the same clock.
+    /// The times as words, for a process that takes over the caps and reads the same clock.
     pub const fn to_words(self) -> [u64; Caps::COUNT] {
         self.0
     }
@@ -396,7 +397,7 @@ pub enum TargetState {
     /// It missed its target, and does so at any D: the device or the host takes longer. The target
     /// is given up and tried again.
     Device,
-    /// It missed its target, because the other flows would have less than their floor.
+    /// It missed its target, and a smaller D would leave the other flows less than their floor.
     Floor,
     /// It missed its target, and no step is left: D is 1, or its requests wait in the policy for
     /// longer than on the device, since its weight is too small.

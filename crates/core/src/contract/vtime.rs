@@ -17,8 +17,8 @@
 //! minutes at 10 GB/s if every active flow has the least weight (10 hours at weight 1, and 42 days
 //! at weight 100). So every policy's `tick`, whose deadline is at most [`LIFT_PERIOD_NS`] away,
 //! lifts the end tags of flows that lag behind to virtual time. After a lift no tag is behind
-//! virtual time by more than the service of one period (of one period and 16 seconds, if a tick
-//! lifts some flows at a time), so no tag leaves the window.
+//! virtual time by more than the service of one period (of one period and 16 seconds, if each tick
+//! lifts only some of the flows), so no tag leaves the window.
 
 use crate::contract::flow::Weight;
 use crate::contract::port::Cost;
@@ -180,7 +180,8 @@ impl Normalizer {
         if weight.in_256ths() != self.weight {
             *self = Normalizer::at(weight);
         }
-        // At most 2^42 times 2^14.7, and a remainder below 2^22: it fits.
+        // The numerator is at most 2^42 times 2^14.7 plus a remainder below 2^22, so it fits into
+        // 64 bits.
         let numerator = cost.min(Cost::MAX) * UNITS + u64::from(self.remainder);
         let divisor = u64::from(self.weight);
         // The reciprocal is at most 1 too small, so the product is less than numerator / 2^64 < 1
@@ -193,18 +194,17 @@ impl Normalizer {
     }
 }
 
-// **The reference weight**: the weight for which a threshold in bytes is meant.
+// **The reference weight**: the weight at which a threshold in bytes holds literally.
 //
 // **Problem.** Only the ratios of weights matter, but a unit of virtual time is a byte at weight
-// 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of
-// weight 10,000 be 4.5 MiB ahead, which on a slow device is a second of service for all others,
-// and holds a flow of weight 1 to 460 bytes. **Model.** A threshold is meant in bytes of a flow of
-// the *reference weight* `R`: `B` bytes are `B x 100 / R` units. Over all flows,
-// `R = max(lightest, heaviest / 4)`. Then
-// - all weights times any factor leave every flow as many bytes as they did;
-// - where all weights are 100, `R` is 100: a byte is a unit;
-// - where weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend
-//   on the number of flows of each weight;
+// 100 (see above). A threshold of 45 KiB, taken as 46,080 units, lets a flow of weight 10,000 be
+// 4.5 MiB ahead, which on a slow device is a second of service for all others, but a flow of weight
+// 1 by only 460 bytes. **Model.** A threshold is in bytes of a flow of the *reference weight*
+// `R`: `B` bytes are `B x 100 / R` units. Over all flows, `R = max(lightest, heaviest / 4)`. Then
+// - if all weights are multiplied by one factor, every flow keeps its number of bytes;
+// - if all weights are 100, `R` is 100: a byte is a unit;
+// - if weights are within 1:4, the lightest flow may be ahead by `B`, and `R` does not depend on
+//   the number of flows of each weight;
 // - no flow is ever ahead by more than `4 B` bytes, whatever its weight.
 //
 // **Why not another weight.** With the lightest flow alone, one flow of weight 1 lets flows of
@@ -216,7 +216,8 @@ impl Normalizer {
 // active ones, so no verb has to compute `R`: it changes only with flows and weights.
 //
 // **Example.** A threshold of 45 KiB. Weights 100, 200, 400: R is 100; they may be ahead by 45, 90
-// and 180 KiB. Weights 1 and 10,000: R is 2,500; 18 bytes, which is one request, and 180 KiB.
+// and 180 KiB. Weights 1 and 10,000: R is 2,500; they may be ahead by 18 bytes, which is one
+// request, and by 180 KiB.
 //
 // **Arithmetic.** Four times `R` is a whole number of 256ths, so nothing is rounded but the
 // quotient, and a threshold of 2^40 and weights below 2^22 in 256ths stay below 2^64.
@@ -224,7 +225,7 @@ impl Normalizer {
 /// The most that the heaviest flow may be heavier than the reference weight, as a factor.
 const RANGE: u64 = 4;
 
-/// The weight for which thresholds are meant.
+/// The weight at which a threshold in bytes holds literally.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReferenceWeight {
     /// [`RANGE`] times the weight in 256ths.
@@ -253,7 +254,7 @@ impl ReferenceWeight {
 
     /// Units of virtual time for this service of a flow of the reference weight, in bytes or
     /// nanoseconds. Rounded up, because tags are rounded down: a service that fits exactly at one
-    /// scale of weights fits at all.
+    /// scale of weights fits at every scale.
     pub fn units(self, service: u64) -> u64 {
         service.saturating_mul(UNITS * RANGE).div_ceil(self.divisor())
     }
@@ -268,13 +269,15 @@ impl ReferenceWeight {
     /// nanoseconds.
     pub fn service(self, units: u64) -> u64 {
         let parts = UNITS * RANGE;
-        // In two parts, since units times the weight do not fit into 64 bits.
+        // The product is computed in two parts, since units times the weight do not fit into 64
+        // bits.
         (units / parts)
             .saturating_mul(self.times_range)
             .saturating_add((units % parts).saturating_mul(self.times_range) / parts)
     }
 
-    /// Service due to a flow of this weight while a flow of the reference weight has `service`.
+    /// Service due to a flow of this weight while a flow of the reference weight is served
+    /// `service`.
     pub fn due(self, service: u64, weight: Weight) -> u64 {
         service.saturating_mul(RANGE * u64::from(weight.in_256ths())) / self.divisor()
     }

@@ -5,8 +5,8 @@
 //! words and help are written in one place, and its default is the field's.
 //!
 //! A value is a number in its unit (bytes, nanoseconds, hundredths), in whatever form operators
-//! write it. A word stands for a number: `off` for 0, `scan` for the place of that tracker in the
-//! list.
+//! write it. A word stands for a number, such as `off` for 0; the word of an enumeration's variant
+//! stands for the number of the variant.
 
 use alloc::vec::Vec;
 
@@ -30,7 +30,7 @@ pub enum Unit {
     Hundredths,
     /// No (0) or yes (1).
     Switch,
-    /// Nothing: only words are taken.
+    /// No number: the knob accepts words only.
     Words,
 }
 
@@ -57,7 +57,8 @@ pub struct Knob {
     pub help: &'static str,
     /// Its name in a policy's short description, if it is part of that.
     pub brief: Option<&'static str>,
-    /// The change of a running policy, if it is possible; the value `None` leaves it to the policy.
+    /// The tuning that changes the knob while the policy runs, if that is possible; with the value
+    /// `None` the policy finds the value by itself.
     pub tuning: Option<fn(Option<u64>) -> Tuning>,
 }
 
@@ -127,7 +128,7 @@ impl Knob {
         Knob { words, ..self }
     }
 
-    /// The knob whose numbers are written behind this.
+    /// The knob whose numbers are written after this prefix.
     #[must_use]
     pub const fn after(self, prefix: &'static str) -> Self {
         Knob { prefix, ..self }
@@ -307,19 +308,19 @@ const MAX_FACTOR: u64 = 100_000;
 
 /// The cost of reads.
 pub const READ_COST: Knob =
-    Knob::factor("read-cost", 1, MAX_FACTOR, "what reads cost for each byte");
+    Knob::factor("read-cost", 1, MAX_FACTOR, "the cost of each byte that is read");
 
 /// The cost of writes.
 pub const WRITE_COST: Knob =
-    Knob::factor("write-cost", 1, MAX_FACTOR, "what writes cost for each byte");
+    Knob::factor("write-cost", 1, MAX_FACTOR, "the cost of each byte that is written");
 
 /// The least cost of any request.
 pub const LEAST_COST: Knob = Knob::bytes(
     "least-cost",
     1,
     MAX_REQUEST,
-    "what any request costs at least, refused ones too; where requests are what the device is \
-     short of, 4k",
+    "the least cost of any request, also of one that the server refuses; 4k on a device that is \
+     limited by the number of requests",
 );
 
 /// The longest command that adjacent requests are merged to.
@@ -332,7 +333,7 @@ pub const MERGE: Knob = Knob::bytes(
 .or(&[("on", 256 << 10), ("off", 0)])
 .brief("merge");
 
-/// The D that stands for a search ([`crate::depth`]).
+/// The value of D that requests a search for D ([`crate::depth`]).
 pub const AUTO: u32 = u32::MAX;
 
 /// D.

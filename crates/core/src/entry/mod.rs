@@ -33,7 +33,7 @@ impl Shape {
         Shape { ports, flows, tags, slots: 64 }
     }
 
-    /// The shape in front of a device that works on this number of requests at a time.
+    /// The shape for a device that works on this number of requests at a time.
     #[must_use]
     pub fn before(self, slots: u32) -> Shape {
         Shape { slots, ..self }

@@ -121,7 +121,7 @@ impl<P: Platform> Port for NonePort<P> {
         self.account.has_room(&self.flows, flow)
     }
 
-    /// Nothing is ever staged.
+    /// Only a held request can be cancelled, because nothing is ever staged.
     fn cancel(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
         self.account.cancel_held(&self.flows, tag)
     }

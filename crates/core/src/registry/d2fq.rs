@@ -12,17 +12,18 @@ use crate::policy::managed::{Managed, Stages};
 
 impl Configure for D2fqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
-        let low = "this far ahead of virtual time a tenant uses the low class";
+        let low = "the distance ahead of virtual time from which a tenant uses the low class";
         let low = Knob::at_100("tau-l", 1 << 16, MAX_THRESHOLD, low).brief("tau-l");
         knobs.is(low, &mut self.tau_l);
-        let medium = "this far ahead it uses the medium class; at most tau-l";
+        let medium = "the distance ahead of virtual time from which a tenant uses the medium \
+                      class; at most tau-l";
         knobs.is(Knob::at_100("tau-m", 0, MAX_THRESHOLD, medium), &mut self.tau_m);
-        let unfair = "two tenants this far apart mean that the H/L ratio is too small; at least \
+        let unfair = "the distance of two tenants at which the H/L ratio is too small; at least \
                       tau-l";
         knobs.is(Knob::at_100("tau-w", 1 << 16, MAX_THRESHOLD, unfair), &mut self.tau_w);
-        let grace = "how long a tenant may pause before it counts as idle";
+        let grace = "the longest pause of a tenant that does not count as idleness";
         knobs.is(Knob::duration("grace", 0, MAX_KNOB_NS, grace), &mut self.grace_ns);
-        let period = "how often the H/L ratio is adjusted";
+        let period = "the time between two adjustments of the H/L ratio";
         knobs.is(Knob::duration("period", 1_000_000, MAX_KNOB_NS, period), &mut self.period_ns);
         let (least, most) = (u64::from(RATIO_MIN), u64::from(RATIO_MAX));
         let ratio = Knob::number("hl", least, most, "the H/L ratio")
@@ -37,11 +38,11 @@ impl Configure for D2fqConfig {
             0 => self.ratio = Ratio::default(),
             ratio => self.ratio = Ratio::Static(ratio as u16),
         });
-        let initial = Knob::number("initial", least, most, "what a dynamic H/L ratio begins with");
+        let initial = Knob::number("initial", least, most, "the first value of a dynamic ratio");
         knobs.by(initial, None, |initial| {
             self.ratio = Ratio::Dynamic { initial: initial as u16 };
         });
-        let urgent = Knob::factor("urgent", 1, 50, "how much of all bytes may be urgent");
+        let urgent = Knob::factor("urgent", 1, 50, "the largest urgent part of all bytes");
         knobs.is(urgent.or(&[("none", 0)]), &mut self.urgent_percent);
     }
 }
@@ -51,8 +52,9 @@ pub enum Entry {}
 
 impl entry::Entry for Entry {
     const NAME: &'static str = "d2fq";
-    /// Shares come only once the ratio has adapted, and where queues are backed up. Global virtual
-    /// time may go back: a flow behind it lowers it (Figure 9).
+    /// It does not promise shares, because they follow the weights only after the H/L ratio has
+    /// been adapted, and while commands wait in the device's queues. It does not promise a steady
+    /// virtual time, because a flow behind global virtual time lowers it (Figure 9).
     const PROMISES: Promises = Promises { needs_classes: true, ..Promises::NONE };
     type Config = Costed<D2fqConfig>;
     type Policy<P: Platform> = Managed<D2fq<P>, P>;

@@ -23,11 +23,11 @@ impl Configure for KyberFairConfig {
                     finds the least that fills it";
         let busy = Knob::requests("busy", MAX_SLOTS, busy).brief("busy");
         knobs.is(busy.or(&[("auto", AUTO as u64)]).live(slots), &mut self.busy);
-        let patience = "the part of a period for which the device may have less than busy: 64 is \
-                         a 64th, 0 none";
+        let patience = "the part of a period for which fewer requests than busy may be on the \
+                        device: 64 is a 64th, 0 none";
         let most = u32::MAX.into();
         knobs.is(Knob::number("patience", 0, most, patience), &mut self.patience);
-        let tokens = "what all tenants together may have served in a period";
+        let tokens = "the service that all tenants together may get in a period";
         let Totals { first, least, most } = self.tokens;
         let given = (first == least && least == most).then_some(first);
         knobs.by(Knob::bytes("tokens", 1, MAX_TOKENS, tokens), given, |tokens| {
@@ -75,7 +75,8 @@ impl entry::Entry for Entry {
         has_limits: bool,
     ) -> Result<Built<Self::Policy<P>>, ConfigError> {
         let Costed { policy: mut config, cost } = config;
-        // The ratio of writes to reads is in the requests' cost already.
+        // Costs by the device already contain the ratio of writes to reads, so it is not measured
+        // twice.
         config.measured_writes &= cost.kind != CostKind::Device;
         let stages = Stages { has_limits, ..Stages::of_busy(cost, &mut config.busy) };
         Managed::new(KyberFair::new(&config)?, config.tags, config.flows, &stages)

@@ -1,14 +1,14 @@
 //! The registry of policies, one line each.
 //!
 //! Each policy has a module here that defines its name, knobs, promises and constructor
-//! ([`Entry`]). So the policy itself knows neither the layers around it nor how operators write its
-//! knobs. A line below adds it to [`ALL`], from which programs take names, keys, help and ranges. A
-//! policy that is chosen at run time is built in one of two ways:
+//! ([`Entry`]). So the policy itself depends neither on the layers around it nor on the text form
+//! of its knobs. A line below adds it to [`ALL`], from which programs take names, keys, help and
+//! ranges. A policy that is chosen at run time is built in one of two ways:
 //!
 //! - [`with`] builds it and calls a generic function with it, which is compiled for its port, as
 //!   shards are (docs/decisions/0002).
-//! - [`AnyPolicy`] is one type for all of them, for embedders whose loop should be compiled once. A
-//!   verb costs a jump more.
+//! - [`AnyPolicy`] is one type for all of them, for embedders whose loop should be compiled once.
+//!   Each verb costs one more jump.
 //!
 //! [`build`] builds a policy that is chosen at compile time: keys and [`Shape`] are the same for
 //! all policies, and each has its own type.
@@ -73,8 +73,8 @@ pub mod none {
     impl<P: Platform> Limits for NonePolicy<P> {}
 }
 
-/// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. Its caller has
-/// the names that the signatures of the contract use in scope.
+/// Defines a registry: `ALL`, `AnyPolicy`, `AnyPort` and `with` of these policies. The caller of
+/// the macro must have in scope all names that the signatures of the contract use.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! policies {
@@ -82,8 +82,8 @@ macro_rules! policies {
         /// All policies, in the order in which they are shown.
         pub static ALL: &[Registered] = &[$($(#[$cfg])* Registered::of::<$entry>()),*];
 
-        /// A policy that is chosen while the program runs. A verb costs a jump more than one of the
-        /// policy's own type.
+        /// A policy that is chosen while the program runs. Each verb costs one jump more than a
+        /// verb of the policy's own type.
         pub enum AnyPolicy<P: Platform = Native> {
             $(
                 $(#[$cfg])*
@@ -160,8 +160,8 @@ macro_rules! policies {
             $crate::limit_methods!(to_the_policy);
         }
 
-        /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type does
-        /// not show which policy is inside, so the caller has to call `next` in any case.
+        /// Its `submit` gives [`Submitted::Issue`] if the policy's submit is dispatch. The type
+        /// does not show which policy is inside, so the caller has to call `next` in any case.
         impl<P: Platform> Port for AnyPort<P> {
             $crate::port_methods!(to_the_port);
         }
@@ -294,8 +294,8 @@ impl Registered {
     }
 }
 
-/// The configuration with these keys. A function that is not inlined: its knobs take 4 KiB of
-/// stack, and building the policy needs as much again, of the 16 KiB that a kernel has.
+/// The configuration with these keys. It is not inlined, because its knobs take 4 KiB of stack and
+/// the policy's construction takes as much again, while a kernel's stack has 16 KiB.
 #[inline(never)]
 fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error> {
     let mut config = E::config(shape, keys)?;
@@ -314,9 +314,9 @@ fn configure<E: Entry>(keys: Keys<'_>, shape: &Shape) -> Result<E::Config, Error
 /// The type that is built for an entry: its policy with its stages around it.
 pub type Layered<E, P> = <E as Entry>::Policy<P>;
 
-/// Builds the policy of this entry with these keys, around it the stages of its entry and those for
-/// [groups, reservations and caps](crate::limits), and its ports: as a type of its own, for
-/// embedders that know which policy they want and have their loop compiled for it.
+/// Builds the policy of this entry with these keys, its ports, and around it the stages of its
+/// entry and those for [groups, reservations and caps](crate::limits). The result has a type of its
+/// own, so that the loop of an embedder who chooses the policy at compile time is compiled for it.
 ///
 /// All policies are built by this one call, so a new knob of a policy breaks no caller.
 ///
@@ -340,8 +340,8 @@ pub fn build<E: Entry, P: Platform>(
     within::<E, P>(keys, shape, true)
 }
 
-/// Builds the same without groups, reservations and caps, for embedders that use none of them: the
-/// policy refuses them, and needs less memory.
+/// Builds the policy like [`build`], but without groups, reservations and caps, for embedders that
+/// use none of them: the policy refuses them, and needs less memory.
 pub fn bare<E: Entry, P: Platform>(
     keys: Keys<'_>,
     shape: &Shape,

@@ -13,8 +13,8 @@ use crate::policy::mqfq::{Mqfq, MqfqConfig};
 impl Configure for MqfqConfig {
     fn knobs(&mut self, knobs: &mut Knobs<'_>) {
         knobs.is(SLOTS, &mut self.slots);
-        let threshold = "T: how far the lightest tenant may run ahead of the slowest; heavier \
-                         ones in proportion, up to 4 T";
+        let threshold = "T: the most that the lightest tenant may run ahead of the slowest; \
+                         heavier ones in proportion, up to 4 T";
         let threshold = Knob::bytes("threshold", 0, MAX_THRESHOLD, threshold);
         let given = (!self.threshold_follows).then_some(self.threshold_bytes);
         let tuning = |bytes: Option<u64>| {
@@ -26,8 +26,8 @@ impl Configure for MqfqConfig {
     }
 }
 
-/// MQFQ; with one lock around dispatches for comparison (`SERIAL`); with slots that are kept for a
-/// moment, which costs each verb 4 ns, in the Linux kernel module (`ANTICIPATES`).
+/// MQFQ. With `SERIAL` one lock surrounds all dispatches, for comparison. With `ANTICIPATES`, which
+/// the Linux kernel module uses, slots are kept for a moment; this costs each verb 4 ns.
 pub enum Entry<const SERIAL: bool = false, const ANTICIPATES: bool = false> {}
 
 impl<const SERIAL: bool, const ANTICIPATES: bool> entry::Entry for Entry<SERIAL, ANTICIPATES> {

@@ -11,7 +11,7 @@ use crate::contract::platform::{AtomicWord, Loom, Ordering, Platform};
 
 /// The fault of a broken machine.
 pub trait Fault: Send + Sync + 'static {
-    /// The order that it takes instead.
+    /// The memory order that the machine uses instead of `order`.
     fn order(order: Ordering) -> Ordering;
     /// The bits in which a compare-and-swap may differ unnoticed.
     const BLIND: u64 = 0;

@@ -113,13 +113,13 @@ impl<P: Platform> FlowTable<P> {
     }
 
     /// Makes every port's next [`PortFlows::poll`](super::port_flows::PortFlows::poll) report news,
-    /// of state that ports seldom read.
+    /// so that ports read again the state that they read seldom.
     pub fn tell(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Adds a flow; one that is known keeps its name. `prepare` sets up the policy's own state of
-    /// the slot before any port can use it.
+    /// Adds a flow; a `known` flow keeps its name. `prepare` sets up the policy's own state of the
+    /// slot before any port can use it.
     pub fn add(
         &self,
         known: Option<FlowId>,
@@ -140,9 +140,9 @@ impl<P: Platform> FlowTable<P> {
                     self.free.remove(flow.slot());
                     flow
                 }
-                // Two ports that release a slot at once may both add it, the second one when
-                // another flow has the slot. Then the slot is not free, and it is added again when
-                // that flow is gone.
+                // Two ports that release a slot at the same time may both add it to the free slots,
+                // the second port when another flow already has the slot. Such a slot is skipped
+                // here, and is added again after the other flow is gone.
                 None => loop {
                     let slot = self.free.take().ok_or(FlowError::Full)?;
                     if let Some(old) = control(slot) {
@@ -207,7 +207,8 @@ impl<P: Platform> FlowTable<P> {
                 let name = u64::from(flow.generation()) << 32 | flow.slot() as u64;
                 place.store(name, Ordering::Relaxed);
             }
-            // In this order: a port that sees the news finds the number, and by that the name.
+            // `closings` is raised before `news`, so that a port that sees the news also reads the
+            // new number of closings, and with it the name.
             self.closings.store(closings.wrapping_add(1), Ordering::Release);
             self.news.fetch_add(1, Ordering::Release);
             Ok(self.ports)
@@ -294,12 +295,12 @@ impl<P: Platform> FlowTable<P> {
 //
 // **Problem.** A table with thousands of flows needs a free slot for each flow that is added. A
 // scan takes time in proportion to the number of flows, so that adding all of them takes time in
-// proportion to its square. **Model.** A bit for each number, and above each 64 words a word with
-// a bit for each of them that is not empty, up to one word. Threads add numbers at any time; one
-// thread at a time takes them.
+// proportion to its square. **Model.** There is a bit for each number. Each 64 words have a word
+// above them with a bit for each of them that is not empty, and so on up to a single word. Threads
+// add numbers at any time; one thread at a time takes them.
 //
-// **Bounds of loops.** To add a number is one step a level, four at most. To take a number is as
-// much for each bit that is cleared on the way; a bit that was set is cleared once.
+// **Bounds of loops.** Adding a number takes one step on each level, at most four. Taking a number
+// takes as many for each bit that it clears on the way, and each bit that was set is cleared once.
 //
 // *Memory ordering.* A thread that adds a number sets the bits from the lowest word up. A thread
 // that finds a word empty clears the bit above, *then* reads the word once more, and sets that bit
@@ -405,7 +406,8 @@ impl<P: Platform> FreeSlots<P> {
             return;
         };
         above.fetch_and(!bit(at), Ordering::AcqRel);
-        // A read-modify-write, so that it comes before or after that of the thread that adds.
+        // This second read is a read-modify-write, so that it comes before or after the one of the
+        // thread that adds a number.
         if word.fetch_or(0, Ordering::AcqRel) != 0 {
             above.fetch_or(bit(at), Ordering::AcqRel);
         }
@@ -450,7 +452,7 @@ impl Span {
         Span { least: self.least.min(other.least), most: self.most.max(other.most) }
     }
 
-    /// Whether this range may become narrower without the other.
+    /// Whether this range may become narrower when `other` is taken out of it.
     fn hangs_on(self, other: Span) -> bool {
         other != Span::NONE && (self.least == other.least || self.most == other.most)
     }

@@ -19,10 +19,11 @@
 //!   tag if that is less, and only its stamp otherwise, up to and including the root.
 //! - [`raise`](VirtualTime::raise) moves a leaf up, when a port's lead has gone. It writes the leaf
 //!   and then, from the parent upwards, reads a node, reads its children, and replaces the node by
-//!   their minimum; it stops at the first node whose minimum does not change. At the root the
-//!   minimum counts only if it is later than what is there.
+//!   their minimum; it stops at the first node whose minimum does not change. The root is replaced
+//!   only by a later value.
 //!
-//! **Why it is right** is argued above the verbs; all accesses are sequentially consistent.
+//! The comment above the verbs argues **why it is right**; all accesses are sequentially
+//! consistent.
 //!
 //! **Worked example.** Two cores with two ports each; leaves 10 and 12 on core A, 11 and none on
 //! core B: A = 10, B = 11, time 10. Port 0 dispatches and its lead is now 14: leaf 14; A is
@@ -93,11 +94,12 @@ fn is_before(a: Option<VTime>, b: Option<VTime>) -> bool {
 // only when another port has changed the node meanwhile, so each retry is another verb's progress;
 // a raise that finds the new minimum in place stops.
 //
-// *The stamp's limit.* A raise that sleeps between reading and swapping while exactly a multiple of
-// 128 changes leave the node at the very same tag swaps wrongly. Virtual time may then be later
-// than some lead, by no more than the distance to the other leads that were read. Nothing is lost
-// or stuck: the passed-over requests are dispatched first, and flows that come in the meantime
-// start that much later.
+// *The stamp's limit.* Suppose that a raise is suspended between its read and its swap of a node,
+// and that a multiple of 128 changes meanwhile leaves the node with the very same tag. Then the
+// swap puts a stale minimum into the node. Virtual time may then be later than some lead, by no
+// more than the distance to the other leads that were read. Nothing
+// is lost or stuck: the passed-over requests are dispatched first, and flows that come in the
+// meantime start that much later.
 impl<P: Platform> VirtualTime<P> {
     /// Virtual time 0; no port has requests.
     pub fn new(tree: Tree) -> Self {
@@ -143,10 +145,10 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 
-    /// Lowers the port's leaf to `lead`, or fills it, and then its ancestors up to the first whose
-    /// least does not change; gives virtual time if that moved it on. Unlike [`Self::pin`] it does
-    /// not keep virtual time from moving: `lead` is not before virtual time only if that has not
-    /// moved since the caller read it.
+    /// Lowers the port's leaf to `lead`, or sets it if it was empty, and then lowers its ancestors
+    /// up to the first whose least does not change. Returns virtual time if the arrival moved it
+    /// on. Unlike [`Self::pin`] it does not keep virtual time from moving: `lead` is before virtual
+    /// time if virtual time has moved past `lead` since the caller read virtual time.
     pub fn arrive(&self, port: PortId, lead: VTime) -> Option<VTime> {
         let mut node = self.tree.leaf(port);
         self.store(node, Some(lead));
@@ -155,7 +157,7 @@ impl<P: Platform> VirtualTime<P> {
             let child = node;
             node = self.tree.parent(node);
             if node == Tree::ROOT {
-                // Where no request waited on any port, the arrival moves virtual time on.
+                // If no request waited on any port, the arrival moves virtual time on.
                 return self.ascend(child);
             }
             let mut is_least = false;
@@ -173,7 +175,7 @@ impl<P: Platform> VirtualTime<P> {
         }
     }
 
-    /// Raises the port's leaf to `lead`, `None` if no request waits; gives virtual time if that
+    /// Raises the port's leaf to `lead`, `None` if no request waits; returns virtual time if this
     /// moved it on.
     pub fn raise(&self, port: PortId, lead: Option<VTime>) -> Option<VTime> {
         let leaf = self.tree.leaf(port);
@@ -220,8 +222,9 @@ impl<P: Platform> VirtualTime<P> {
         })
     }
 
-    /// Swaps a node's word for `change` of it, again if another port has changed the word
-    /// meanwhile, or not at all if `change` declines. Gives the word before.
+    /// Replaces a node's word by the result of `change`, and tries again if another port has
+    /// changed the word meanwhile. If `change` gives `None`, the word stays. Returns the word
+    /// before the change.
     #[inline]
     fn update(&self, node: usize, mut change: impl FnMut(u64) -> Option<u64>) -> u64 {
         let Some(word) = self.words.get(node) else { return 0 };
@@ -243,7 +246,8 @@ impl<P: Platform> VirtualTime<P> {
     #[inline]
     fn store(&self, leaf: usize, value: Option<VTime>) {
         if let Some(word) = self.words.get(leaf) {
-            // Only its own port writes a leaf, and never by compare-and-swap: it needs no stamp.
+            // A leaf needs no stamp, because only its own port writes it, and never by
+            // compare-and-swap.
             word.store(value.map_or(EMPTY, VTime::to_word), Ordering::SeqCst);
         }
     }
@@ -263,10 +267,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of leads: one port after the other submits (pin, tag, raise),
-        /// dispatches or runs empty. Virtual time is the least lead, or stays the same if that is
-        /// later or there is none; a pin gives it; and `raise` gives it whenever it moves. Also
-        /// across the wrap.
+        /// The tree agrees with a plain list of leads, while one port after the other submits (pin,
+        /// tag, raise), dispatches or runs empty. Virtual time is the least lead, or stays the same
+        /// if it is later than all leads or there is none. A pin returns it, and `raise` returns it
+        /// whenever it moves, also across the wrap.
         #[test]
         fn is_the_least_lead_and_never_decreases(
             shape in 0usize..3,
@@ -278,7 +282,7 @@ mod tests {
             let time = VirtualTime::<Native>::new(tree);
             let origin = VTime::from_units(origin);
             time.pin(PortId(0), VTime::ZERO);
-            // Half the circle is the farthest that virtual time can go in one step.
+            // One step can move virtual time by at most half of the wrapping range.
             for step in [origin.minus(0).units() / 2, origin.units()] {
                 time.raise(PortId(0), Some(VTime::from_units(step)));
             }
@@ -314,8 +318,8 @@ mod tests {
     }
 
     proptest! {
-        /// The paper's own arrivals, against the same list: a leaf that arrives is at virtual time
-        /// or later, and keeps its tag, whatever other leaves do.
+        /// The paper's own arrivals agree with the same list: a leaf that arrives is at virtual
+        /// time or later, and keeps its tag whatever other leaves do.
         #[test]
         fn arrivals_go_up_as_far_as_the_least_changes(
             shape in 0usize..3,
@@ -381,8 +385,8 @@ mod tests {
         assert_eq!(time.pin(b, time.now()).units(), 10);
         assert_eq!(time.raise(b, Some(VTime::from_units(30))), None);
         assert_eq!(time.raise(a, Some(VTime::from_units(20))).map(VTime::units), Some(20));
-        // A request of an idle flow comes before b's lead: its tag is 20, and time stays until it
-        // is gone.
+        // A request of an idle flow comes before b's lead: its tag is 20, and virtual time stays
+        // until the request is gone.
         assert_eq!(time.pin(b, time.now()).units(), 20);
         assert_eq!(time.raise(a, Some(VTime::from_units(50))), None);
         assert_eq!(time.raise(b, Some(VTime::from_units(30))).map(VTime::units), Some(30));

@@ -79,7 +79,7 @@ fn who_heard_of_a_removal_refuses<P: Platform>() {
         let other = thread::spawn(move || {
             let heard = port.poll(&table_of_port, &mut PortSet::default());
             let takes = port.admit(&table_of_port, flow, Tag(0), |_, _| ()).is_ok();
-            assert!(!heard || !takes, "a request of a flow that was let go");
+            assert!(!heard || !takes, "a request of a flow that the port has released");
         });
         table.close(flow).unwrap();
         other.join().unwrap();
@@ -92,13 +92,13 @@ fn a_removed_flow_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a request of a flow that was let go")]
+#[should_panic(expected = "a request of a flow that the port has released")]
 fn without_any_order_a_removed_flow_is_taken() {
     who_heard_of_a_removal_refuses::<Unordered>();
 }
 
-/// Two ports release a flow at once, one of which has a request of it: the slot is free when both
-/// have released it, and not before.
+/// Two ports release a flow at the same time, one of which has a request of it: the slot is free
+/// when both have released it, and not before.
 #[test]
 fn two_ports_let_go() {
     check(4, || {
@@ -149,7 +149,7 @@ fn without_a_second_read_free_slots_are_lost() {
     no_free_slot_is_lost(FreeSlots::clear_without_second_read);
 }
 
-/// Two ports whose bits are in two words release a slot at once: it is free then.
+/// Two ports whose bits are in two words release a slot at the same time: it is free then.
 #[test]
 fn two_ports_of_two_words_let_go() {
     check(3, || {

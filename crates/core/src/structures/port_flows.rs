@@ -18,14 +18,14 @@ use crate::structures::queues::{Fifo, Links};
 /// some lately: as many seats as tags, or as flows if there are fewer flows, and a word for each
 /// flow. A flow that comes to a port where all seats are taken gets the one that has been idle
 /// longest. Such a seat exists: each live request has a tag, so at least one seat is idle until the
-/// new request takes its tag. The state of the seat's last flow starts from `T::default()` when
-/// that flow comes back; in `left` the policy takes over the cost that this flow is still to be
-/// charged.
+/// new request takes its tag. The flow that loses the seat starts from `T::default()` when it comes
+/// back. Its last state is passed to the policy's `left`, which takes over the cost that the flow
+/// is still to be charged.
 ///
 /// **Outside.** A request that waits in front of the policy ([`hold`](crate::Port::hold)), or that
-/// went to the device before all others ([`expedite`](crate::Port::expedite)), is not the policy's.
-/// The account has its tag, and counts it for its flow: the seat is not idle and the slot is not
-/// free before the request is gone.
+/// went to the device before all others ([`expedite`](crate::Port::expedite)), is outside of the
+/// policy. The account keeps the request's tag and counts the request for its flow, so that the
+/// flow's seat is not idle and its slot is not free before the request is gone.
 ///
 /// **Alignment.** Every policy's port contains an account, and so its alignment, two cache lines
 /// (processors fetch them in pairs), becomes the port's. Ports are adjacent in memory, and each is
@@ -45,8 +45,8 @@ pub struct PortFlows<T = ()> {
     /// Number of flows that have requests.
     in_use: u32,
     tags: u32,
-    /// Number of requests outside; and for each tag the seat and the reason, 0 if it is not
-    /// outside.
+    /// Number of requests outside of the policy; and for each tag the seat and the reason, 0 if its
+    /// request is not outside.
     outside: u32,
     outsiders: Box<[u32]>,
     /// The value of the table's `news` that this port has acted on, and of its `closings`.
@@ -102,7 +102,7 @@ impl<T: Default> Record<T> {
         Record { owner: NO_OWNER, count: 0, kept: T::default() }
     }
 
-    /// Gives the seat to another flow. `left` gets the state of the last one.
+    /// Gives the seat to another flow. `left` gets the state of the flow that had it.
     #[cold]
     #[inline(never)]
     fn change_hands<P: Platform>(
@@ -112,7 +112,8 @@ impl<T: Default> Record<T> {
         left: impl FnOnce(FlowId, &T),
     ) {
         // An open flow keeps its slot during this verb, even if it is closed meanwhile: this port
-        // has not released it, and does not in the midst of a verb. A removed flow leaves nothing.
+        // has not released the slot, and releases none in the middle of a verb. The state of a
+        // removed flow is dropped.
         if let Some(old) = flow_of(self.owner)
             && table.weight(old).is_some()
         {
@@ -163,8 +164,8 @@ impl<T: Default> PortFlows<T> {
         self.records.len()
     }
 
-    /// Counts a request of `flow`, whose tag the policy has free; gives the flow's weight and its
-    /// seat. `left` gets the state of the seat's last flow, if that was another one.
+    /// Counts a request of `flow`, whose tag the policy does not use; gives the flow's weight and
+    /// its seat. `left` gets the state of the seat's last flow, if that was another one.
     #[inline(always)]
     pub fn admit<P: Platform>(
         &mut self,
@@ -203,7 +204,7 @@ impl<T: Default> PortFlows<T> {
         Some(seat)
     }
 
-    /// The seat for a request of the flow, where there are fewer seats than flows; the seat is not
+    /// The seat for a request of the flow, if there are fewer seats than flows; the seat is not
     /// idle from now on. Out of line, to keep the verbs small.
     #[inline(never)]
     fn sit(&mut self, flow: FlowId) -> Option<usize> {
@@ -236,7 +237,7 @@ impl<T: Default> PortFlows<T> {
                 let seat = core::mem::take(place) >> 2;
                 self.outside = self.outside.saturating_sub(1);
                 if let Some(record) = self.records.get_mut(seat as usize) {
-                    // Its flow is open, so it is not closing.
+                    // The request's flow is open, so the record is not marked as closing.
                     record.count = record.count.saturating_sub(OUTSIDE);
                     if record.count == 0 {
                         self.rest(seat as usize);
@@ -389,7 +390,7 @@ impl<T: Default> PortFlows<T> {
                 self.rest(seat);
             }
             count if count as u32 > 1 => record.count = count.wrapping_sub(1),
-            // The policy's last request of a flow that is closing or has some outside.
+            // It was the policy's last request of a flow that is closing or has requests outside.
             count => {
                 record.count = count.wrapping_sub((count as u32).into());
                 self.end(table, seat);
@@ -397,7 +398,7 @@ impl<T: Default> PortFlows<T> {
         }
     }
 
-    /// The seat's flow has no request left.
+    /// Records that the seat's flow has no request left.
     #[inline]
     fn rest(&mut self, seat: usize) {
         self.in_use = self.in_use.saturating_sub(1);
@@ -406,7 +407,8 @@ impl<T: Default> PortFlows<T> {
         }
     }
 
-    /// The policy has no request of the seat's flow, which may be closing or have some outside.
+    /// Records that the policy has no request left of the seat's flow, which may be closing or have
+    /// requests outside.
     #[cold]
     #[inline(never)]
     fn end<P: Platform>(&mut self, table: &FlowTable<P>, seat: usize) {

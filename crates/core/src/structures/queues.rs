@@ -94,7 +94,7 @@ impl Links {
             link.after = after;
         }
         if queue.tail == number {
-            // A lone number's `before` may be stale: it is not read where the queue has run empty.
+            // A lone number's `before` may be stale: it is not read if the queue has run empty.
             queue.tail = if queue.head == NONE { NONE } else { before };
         } else if let Some(link) = self.links.get_mut(after as usize) {
             link.before = before;
@@ -139,17 +139,17 @@ impl Fifo {
     }
 }
 
-// **The first of many flows' keys**: a tree of matches.
+// **The first of many flows' keys**: a tree of comparisons, as in a tournament.
 //
 // **Problem.** A heap needs few comparisons, but each of its steps determines which key the next
-// one reads, so their latencies add up, and at thousands of flows most are cache misses.
-// **Model.** A binary tree over the flows' slots, where each node holds the first of the two
-// below. When the key of a flow changes, the new one plays its way up the same path. The path is
-// known beforehand, its loads overlap, and a step is one 128-bit comparison and a conditional
-// move: log2(slots in use) steps. Nothing is allocated after construction.
+// one reads, so their latencies add up, and at thousands of flows most are cache misses. **Model.**
+// A binary tree over the flows' slots, where each node holds the first of the two below. When the
+// key of a flow changes, the new key is compared upwards along the same path. The path is known
+// beforehand, its loads overlap, and a step is one 128-bit comparison and a conditional move:
+// log2(slots in use) steps. Nothing is allocated after construction.
 //
-// **Bounds of loops.** To play is one step a level. The top rises a level at a time and never
-// falls: log2(flows) steps in all.
+// **Bounds of loops.** A change of a key takes one step on each level. The top rises one level at a
+// time and never falls, so it takes log2(flows) steps in all.
 //
 // **Wrap-around.** In the tree, tags are kept relative to an origin that lies 2^53 units behind
 // the first, so that they compare as plain numbers. When they come near the end of the range, once
@@ -223,7 +223,7 @@ impl Relative {
 pub(crate) struct Tournament {
     nodes: Box<[Relative]>,
     /// The node above all slots that have been used so far: lower than the root as long as only low
-    /// slots are.
+    /// slots have been used.
     top: usize,
     origin: u128,
 }
@@ -261,7 +261,8 @@ impl Tournament {
         }
         let leaf = self.nodes.len() / 2 + slot;
         while !self.is_below_top(leaf) {
-            // The slots that come in are empty so far.
+            // The slots that a higher top adds have no keys so far, so its first key is that of the
+            // old top.
             let first = self.node(self.top);
             self.top /= 2;
             self.set(self.top, first);
@@ -291,7 +292,8 @@ impl Tournament {
     #[cold]
     fn move_origin(&mut self, key: Key) {
         let first = Relative::new(self.get().unwrap_or(key), self.origin).0;
-        // By whole units, so that arrivals and tags in the bits below stay as they are.
+        // The origin moves by whole units, so that arrivals and tags in the bits below stay as they
+        // are.
         let step = (first.wrapping_sub(MARGIN) >> UNITS_SHIFT << UNITS_SHIFT) as u128;
         self.origin = self.origin.wrapping_add(step);
         for node in self.nodes.iter_mut().filter(|node| !node.is_absent()) {

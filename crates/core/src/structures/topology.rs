@@ -71,7 +71,7 @@ impl Topology {
         let inner = all.len();
         all.extend(leaf_parents);
         let children_of = |node: usize| {
-            // The root is above itself, and no node's child.
+            // The root is its own parent, but no node's child.
             (1..all.len())
                 .filter(|&child| usize::from(all[child]) == node)
                 .map(|child| child as u16)
@@ -128,7 +128,7 @@ impl Tree {
         self.children.len() + usize::from(port.0)
     }
 
-    /// The node above; the root is above itself.
+    /// The parent of a node; the root is its own parent.
     #[inline]
     pub fn parent(&self, node: usize) -> usize {
         self.parents.get(node).copied().map_or(Self::ROOT, usize::from)
@@ -155,7 +155,7 @@ impl Tree {
             return None;
         }
         let mut node = self.leaf(port);
-        // One round a level.
+        // The loop takes one round on each level.
         loop {
             node = self.parent(node);
             if let Some(found) = candidates.and(self.members(node)).after(port) {
@@ -192,7 +192,7 @@ impl Builder {
         };
         for group in Self::groups(places.len()) {
             let here = places[group].iter().map(|&place| ports_of(place)).collect::<Vec<_>>();
-            // A group of all places needs no node of its own.
+            // A group that contains all places needs no node of its own.
             let above = match here.len() == places.len() {
                 true => node,
                 false => self.node(node, &here.concat()),

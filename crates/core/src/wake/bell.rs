@@ -15,7 +15,7 @@
 //! polling has set the bit before the owner parks, because the state was not parked yet; the
 //! owner's read of the bit after parking finds it. Only a ringer that changes the state from parked
 //! to running wakes the owner, so one sleep costs one wake-up. Both words change by exchange, so
-//! that each change acts on the value that the last one left; an exchange costs as much as an
+//! that each change acts on the value that the last change left; an exchange costs as much as an
 //! ordered store. **Writes before a ring are seen.** Taking the bit acquires the ringer's setting
 //! of it, so the owner then sees everything that the ringer had written before it rang. Only
 //! [`Bell::is_rung`] and the first read of [`Bell::take`] are relaxed: at worst they see the bit
@@ -91,8 +91,8 @@ impl<P: Platform> Bell<P> {
     /// The owner runs again, for whatever reason.
     #[inline]
     pub fn wake(&self) {
-        // A ringer that still finds it parked wakes it needlessly, which costs one turn of its
-        // loop.
+        // A ringer that still finds the owner parked wakes it needlessly, which costs one turn of
+        // the owner's loop.
         self.state.swap(RUNS, Ordering::AcqRel);
     }
 }
@@ -115,7 +115,7 @@ mod tests {
         bell.wake();
         assert_eq!((bell.take(), bell.take()), (true, false));
         bell.look();
-        assert!(!bell.is_running() && !bell.ring(), "it looks");
+        assert!(!bell.is_running() && !bell.ring(), "it polls");
         assert!(bell.is_rung() && bell.take());
         assert!(bell.park());
         assert_eq!((bell.ring(), bell.ring()), (true, false));
@@ -167,8 +167,8 @@ mod tests {
                     if bell.take() {
                         heard = said.load(Ordering::Relaxed);
                     } else if bell.park() {
-                        // It may be woken needlessly, by a ringer that found it parked before it
-                        // saw the ring and went on.
+                        // The owner may be woken needlessly, by a ringer that found it parked
+                        // before the owner saw the ring and went on.
                         let since = Instant::now();
                         std::thread::park_timeout(PATIENCE);
                         assert!(

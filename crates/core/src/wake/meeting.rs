@@ -1,10 +1,10 @@
 //! The meeting: a barrier where threads wait until none of them holds a request of the policy that
 //! is to be replaced.
 //!
-//! **Problem.** A port may need the others to complete its requests, so a thread that has none left
-//! goes on serving its port until no thread has any; only then may a thread go on with its next
-//! port. **Model.** A count of the threads that have not arrived. The last to arrive wakes the
-//! others, which may sleep meanwhile (see [`super::bell`]).
+//! **Problem.** Requests of one port may wait for completions on other ports, so a thread without
+//! requests goes on serving its port until no thread has any; only then may it change to its port
+//! of the next policy. **Model.** The meeting counts the threads that have not arrived. The last to
+//! arrive wakes the others, which may sleep meanwhile (see [`super::bell`]).
 //!
 //! **Order.** An arrival is a release and an acquire in one. The subtractions form one chain, so
 //! the last one, and each acquire load that reads 0, comes after everything that each thread did

@@ -1,6 +1,6 @@
 //! The bell and the meeting under the model checker, as in [`crate::policy::mqfq`]'s models; each
 //! law is also checked on a broken machine or a broken use that the model must catch. Sleeping is a
-//! flag here: a thread that sleeps has ended, and must have been woken if there is more.
+//! flag here: a thread that sleeps has ended, and must have been woken if a bell has rung since.
 
 use std::sync::Arc;
 use std::vec::Vec;
@@ -94,7 +94,7 @@ fn everything_said_is_heard<P: Platform>(ringers: usize, how: Use) {
             }
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(heard == ringers || owner.is_told(), "asleep though something was said");
+        assert!(heard == ringers || owner.is_told(), "asleep though a bell rang");
         assert!(heard == ringers || (owner.bell.take() && hear() == ringers), "woken for nothing");
     });
 }
@@ -110,25 +110,25 @@ fn what_two_say_is_heard() {
 }
 
 #[test]
-#[should_panic(expected = "asleep though something was said")]
+#[should_panic(expected = "asleep though a bell rang")]
 fn without_a_total_order_a_ring_is_missed() {
     everything_said_is_heard::<NoOrder>(1, RIGHT);
 }
 
 #[test]
-#[should_panic(expected = "asleep though something was said")]
+#[should_panic(expected = "asleep though a bell rang")]
 fn without_any_order_what_was_said_is_missed() {
     everything_said_is_heard::<Unordered>(1, RIGHT);
 }
 
 #[test]
-#[should_panic(expected = "asleep though something was said")]
+#[should_panic(expected = "asleep though a bell rang")]
 fn without_the_second_look_a_ring_is_missed() {
     everything_said_is_heard::<Loom>(1, Use { looks_again: false, ..RIGHT });
 }
 
 #[test]
-#[should_panic(expected = "asleep though something was said")]
+#[should_panic(expected = "asleep though a bell rang")]
 fn what_is_said_after_the_ring_is_missed() {
     everything_said_is_heard::<Loom>(1, Use { says_first: false, ..RIGHT });
 }

@@ -1,8 +1,8 @@
 //! The arbiter: chooses the submission queue whose next command the controller fetches (NVMe 2.1,
 //! 3.4.4).
 //!
-//! **Problem.** Commands wait in a thousand or more submission queues, and one is to be fetched.
-//! Nearly all queues are empty nearly always, and a decision must cost nanoseconds. **Model.** Two
+//! **Problem.** Commands wait in a thousand or more submission queues, and one is to be fetched. At
+//! most times nearly all queues are empty, and a decision must cost nanoseconds. **Model.** Two
 //! mechanisms, chosen for as long as the controller is enabled:
 //!
 //! - *Round robin*: every queue with commands in turn, each starting up to a burst.
@@ -116,7 +116,7 @@ impl Arbiter {
         arbiter
     }
 
-    /// Adds an empty queue. Its place in the round is that of its index.
+    /// Adds an empty queue. Its place in the round follows from its index.
     ///
     /// # Panics
     /// When the index is out of bounds or in use.
@@ -164,7 +164,7 @@ impl Arbiter {
     #[inline]
     #[expect(
         clippy::should_implement_trait,
-        reason = "commands may be posted after it has said None"
+        reason = "commands may be posted after it has returned None"
     )]
     pub fn next(&mut self) -> Option<QueueIndex> {
         // Checked for each command: an urgent command goes before the rest of a weighted queue's
@@ -191,12 +191,12 @@ impl Arbiter {
         Some(self.turn)
     }
 
-    /// Goes on to the next weighted class with commands. There is one, and no urgent queue has
-    /// commands.
+    /// Continues with the next weighted class with commands. The caller has checked that there is
+    /// one, and that no urgent queue has commands.
     #[inline]
     fn begin_turn(&mut self) {
-        // Without branches on the classes that have commands, because they cannot be predicted; the
-        // same holds for the rest of a decision.
+        // This code has no branches that depend on the classes with commands, because a CPU cannot
+        // predict them. The same applies to the rest of a decision.
         let later_in_round = self.busy & (u8::MAX << self.turn) << 1;
         let ends_round = later_in_round == 0;
         self.rounds += u64::from(ends_round);

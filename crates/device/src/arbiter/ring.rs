@@ -10,7 +10,7 @@ pub(super) const MAX_QUEUES: usize = 64 * 64;
 pub(super) struct Ring {
     active: Box<[u64]>,
     summary: u64,
-    /// The queue served last.
+    /// The queue that was served most recently.
     current: usize,
     /// The commands that it may still start before the next queue.
     left: u32,
@@ -36,7 +36,7 @@ impl Ring {
         self.summary |= 1 << (queue >> 6);
     }
 
-    /// Removes a queue, which had commands, from the ring if `is_empty`.
+    /// Removes a queue from the ring if `is_empty`; otherwise the ring stays as it is.
     #[inline]
     pub(super) fn deactivate_if(&mut self, is_empty: bool, queue: usize) {
         let word = &mut self.active[queue >> 6];
@@ -71,13 +71,14 @@ impl Ring {
     #[inline]
     fn after(&self, queue: usize) -> usize {
         let word = queue >> 6;
-        // Shifted twice, since one shift by 64 overflows: nothing is above the highest bit.
+        // The mask is shifted twice, because one shift by 64 would overflow. For the highest bit
+        // the result is 0.
         let above = self.active[word] & (u64::MAX << (queue & 63)) << 1;
         if above != 0 {
             return word << 6 | above.trailing_zeros() as usize;
         }
         let words_above = self.summary & (u64::MAX << word) << 1;
-        // The round is over: it begins anew at the lowest queue that has commands.
+        // The round is over: the next round begins at the lowest queue that has commands.
         let words = if words_above != 0 { words_above } else { self.summary };
         let word = words.trailing_zeros() as usize;
         word << 6 | self.active[word].trailing_zeros() as usize

@@ -125,7 +125,7 @@ pub enum Wrr {
 pub struct Controller {
     /// A read's turn in the controller, which serves one command at a time.
     pub read_us: Micros,
-    /// A write's turn, and that of other commands.
+    /// The turn of a write, or of any other command, in the controller.
     pub write_us: Micros,
     /// The fixed time of a read outside the queues of all parts: protocol, interrupt.
     pub read_fixed_us: Micros,

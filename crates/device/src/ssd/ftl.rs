@@ -6,23 +6,24 @@
 //! device is never written again. **Model.** Logical *units* of [`UNIT`] bytes are mapped to places
 //! in blocks, which are erased whole. A write goes to the open block of writes and leaves its old
 //! place invalid. When few blocks are free, the block with the fewest valid units gives these up to
-//! the open block of moves and is erased (*greedy*). Moved data is older than written data, so
-//! often and seldom written data separate. Greedy collection gains nothing from that: it empties
-//! all blocks at the same number of valid units, so data that is written seldom, or never again,
-//! keeps its part of the spare space.
+//! the open block of moves and is erased (*greedy*). Moved data is older than newly written data,
+//! so data that is written often and data that is written seldom come into different blocks. Greedy
+//! collection gains nothing from that: it empties all blocks at the same number of valid units, so
+//! data that is written seldom, or never again, keeps its part of the spare space.
 //!
 //! A block that is emptied with `v` valid units of `b` makes room for `b - v` units of writes, so
 //! each of these writes costs `v / (b - v)` moves, which the timing model charges.
 //!
 //! **MQSim** has the same results within 5 % (`crates/device/tests/mqsim.csv`) if blocks are
-//! emptied by its rule: from ten free blocks on, several at the same time. This module empties only
-//! as many blocks as a write needs. Where most writes go to a tenth of the places, that makes 12 %
-//! more, because blocks of such writes are emptied earlier, with more valid units.
+//! emptied by its rule: when fewer than ten are free, and several at the same time. This module
+//! empties only as many blocks as a write needs. If most writes go to a tenth of the places, its
+//! write amplification is 12 % higher than MQSim's, because blocks of such writes are emptied
+//! earlier, with more valid units.
 //!
 //! **Size.** The map has at most [`MOST_UNITS`] units. A larger device is folded: addresses count
-//! modulo that. Uniform and sequential writes keep their character; for loads that prefer some
-//! places give the device a capacity that is not folded. Spare space is in proportion to the map,
-//! beside [`RESERVE`] blocks that are kept free.
+//! modulo that. Folding does not change the cost of uniform and sequential writes. A load that
+//! prefers some places needs a device whose capacity is not folded. Spare space is in proportion to
+//! the map, beside [`RESERVE`] blocks that are kept free.
 //!
 //! **Example.** 2^21 units, 11.7 % spare, blocks of 2,048: uniform random writes have an
 //! amplification of 4.9, by the formula of `space` and here; sequential writes 1.0.
@@ -403,9 +404,9 @@ mod tests {
                 check(&ftl);
                 seen
             };
-            // MQSim keeps one block for its mapping. It begins when fewer than ten blocks are free
-            // and empties up to ten at the same time, so that it ends with more: a batch of eight
-            // fits all rows.
+            // MQSim keeps one block for its mapping. It begins to empty blocks when fewer than ten
+            // are free, and empties up to ten at the same time, so that it ends with more than ten
+            // free blocks. A batch of eight fits all rows.
             let by_its_rule = seen(1, 10, 8);
             let by_ours = seen(0, RESERVE, 0);
             println!("{row}: {by_its_rule:.2} by its rule, {by_ours:.2} by ours");

@@ -2,16 +2,16 @@
 //!
 //! **A die** does one thing at a time. Reads are served in the order in which they come. A program,
 //! a move of a page to make room, or an erase is *work*; a die has at most one piece of it, and
-//! while it lasts a read waits, unless the device can suspend work: then the read goes first and
-//! the work ends later by that time. Work is delayed at most by its own length; after that reads
-//! wait, because writing would otherwise stop under a load of reads. **The register.** A die keeps
-//! the page that it has read last until its next work; reading that page again takes no time at the
-//! die. So small sequential reads are faster than random ones. **The place of a page.** Logical
-//! pages are striped over all dies, neighbours on different channels, and each stripe is rotated by
-//! a number drawn from the seed, so that no stride meets the same die every time. A write goes to
-//! the die that is idle first, as in a log. A table of the places of the last writes would take two
-//! bytes for each page of the device without a benefit: after random writes pages are at random
-//! places, and after sequential writes in stripes, both as here.
+//! while it lasts a read waits, unless the device can suspend work: then the read goes first, and
+//! suspending and reading delay the work's end. Work is delayed at most by its own length; after
+//! that reads wait, because writing would otherwise stop under a load of reads. **The register.** A
+//! die keeps the page that it has read last until its next work; reading that page again takes no
+//! time at the die. So small sequential reads are faster than random ones. **The place of a page.**
+//! Logical pages are striped over all dies, neighbours on different channels, and each stripe is
+//! rotated by a number drawn from the seed, so that no stride meets the same die every time. A
+//! write goes to the die that is idle first, as in a log. A table of the places of the last writes
+//! would take two bytes for each page of the device without a benefit: after random writes pages
+//! are at random places, and after sequential writes they are in stripes, as with this rule.
 
 use super::server::{Bookings, Server, Speed};
 use crate::profile::Profile;
@@ -21,9 +21,9 @@ use crate::profile::Profile;
 pub(super) enum Work {
     /// A program of `bytes` bytes of the buffer, from `position` in the order of writing.
     Program { bytes: u32, position: u64 },
-    /// A page that is still valid, out of a block to be erased.
+    /// A move of a page that is still valid, out of a block that will be erased.
     Move,
-    /// A block.
+    /// The erase of a block.
     Erase,
 }
 

@@ -230,8 +230,8 @@ impl Ssd {
         self.next_ns = self.next_ns.min(at_ns);
     }
 
-    /// Time at which to call [`pop`](Self::pop): no command completes earlier. At that time the
-    /// command may still be under way; `None` when no command is outstanding.
+    /// Time at which to call [`pop`](Self::pop): no command completes earlier, and it may be that
+    /// none has completed even then. `None` when no command is outstanding.
     #[inline]
     pub fn next_ns(&self) -> Option<u64> {
         (self.live > 0).then_some(self.next_ns)

@@ -33,7 +33,7 @@ const CONTINUED: u32 = 2;
 /// An address at which no read ends.
 const NOWHERE: u64 = u64::MAX;
 
-/// Room for one page.
+/// A place for one page in the buffer, and its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Empty,

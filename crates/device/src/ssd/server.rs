@@ -18,7 +18,7 @@ impl Server {
         self.free_ns
     }
 
-    /// Total time of all requests so far, including their time to come.
+    /// Total service time of all requests so far, including service that is not finished yet.
     pub(super) fn busy_ns(&self) -> u64 {
         self.busy_ns
     }
@@ -53,7 +53,7 @@ impl Bookings {
         begins_ns + takes_ns
     }
 
-    /// Total time of all requests so far, including their time to come.
+    /// Total service time of all requests so far, including service that is not finished yet.
     pub(super) fn busy_ns(&self) -> u64 {
         self.busy_ns
     }

@@ -13,7 +13,7 @@
 //! **Sequential writing** empties blocks by itself and costs no moves. A write counts as sequential
 //! if it is near the end of one of the last [`STREAMS`] streams of writes.
 //!
-//! **Discarded** space is free again, up to the most free space that there can be.
+//! **Discarded** space is free again, up to the free space of a fresh device.
 //!
 //! **With a map of pages** (`mapping = "pages"`) these costs are simulated instead of assumed: see
 //! `ftl`.

@@ -1,5 +1,5 @@
-//! Any of the devices, chosen when the program starts from a [`DeviceSpec`], and dispatched by a
-//! `match`.
+//! One of the devices, which a [`DeviceSpec`] selects when the program starts; calls are dispatched
+//! by a `match`.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +14,9 @@ use crate::device::nvme_soft::{NvmeQueue, NvmeSoft, NvmeSoftSpec};
 use crate::device::paced::{Pace, PacedDevice, PacedQueue};
 use crate::device::ram::{RamDevice, RamQueue};
 use crate::device::store::Store;
-use crate::device::{Command, Completion, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob};
+use crate::device::{
+    Command, Completion, ControllerLimits, CutOff, Device, Extent, Info, Place, Queue, WriteOutJob,
+};
 use crate::io::area::{Area, Span, SpanReader};
 use crate::io::memory::Memory;
 use crate::io::ring::{Event, Ring};
@@ -22,12 +24,12 @@ use crate::io::ring::{Event, Ring};
 /// A device to open, as plain data.
 #[derive(Clone, Debug)]
 pub enum DeviceSpec {
-    /// Completes at once and stores nothing.
+    /// A device that completes at once and stores nothing.
     Null {
         /// The size in bytes.
         size: u64,
     },
-    /// Memory.
+    /// A device in memory.
     Ram {
         /// The size in bytes.
         size: u64,
@@ -46,7 +48,7 @@ pub enum DeviceSpec {
         /// Whether to bypass the page cache.
         direct: Direct,
     },
-    /// A software NVMe controller before memory or files.
+    /// A software NVMe controller whose namespaces are in memory or files.
     NvmeSoft(Box<NvmeSoftSpec>),
 }
 
@@ -120,7 +122,7 @@ impl DeviceSpec {
 pub struct Left {
     /// Its files.
     pub files: Vec<LeftFile>,
-    /// Parts of its memory, and where each begins.
+    /// Parts of its memory, each with its start in bytes.
     pub memory: Vec<(u64, Span)>,
 }
 
@@ -131,8 +133,8 @@ pub struct Inherited {
     pub(crate) memory: Vec<(u64, SpanReader)>,
 }
 
-/// The most memory that goes from one program to the next, in bytes: it is copied twice while
-/// clients wait.
+/// The most memory that one program passes to the next in an upgrade, in bytes. It is copied twice
+/// while clients wait.
 const LEFT_MAX: u64 = 256 << 20;
 
 impl AnyDevice {
@@ -145,35 +147,36 @@ impl AnyDevice {
         }
     }
 
-    /// The reason why the next program in this process cannot take it over, if there is one.
+    /// The reason why this device cannot be passed to the next program in this process, if there is
+    /// one.
     pub fn refuses_to_leave(&self) -> Option<String> {
         if let AnyDevice::NvmeSoft(_) = self {
-            return Some("the state of a software controller does not go over".into());
+            return Some("the state of a software controller cannot be passed on".into());
         }
         let used = self.store().map_or(0, Store::used);
         (used > LEFT_MAX).then(|| {
             format!(
-                "the device in memory holds {} MiB, and at most {} MiB go over",
+                "the device in memory holds {} MiB, and at most {} MiB can be passed on",
                 used >> 20,
                 LEFT_MAX >> 20
             )
         })
     }
 
-    /// Writes its state for the next program; no command may be under way.
+    /// Writes its state for the next program; no command may be in flight.
     pub fn leave(&self, area: &Area) -> io::Result<Left> {
         let memory = self.store().map(|store| store.leave(area)).transpose()?.unwrap_or_default();
         Ok(Left { memory, ..self.leave_files() })
     }
 
-    /// Its state without the data in memory.
+    /// Its state, without the data in memory.
     pub fn leave_files(&self) -> Left {
         let files = if let AnyDevice::File(device) = self { device.leave() } else { Vec::new() };
         Left { files, memory: Vec::new() }
     }
 
-    /// Opens one more file while the device is used, or keeps one that was to be closed; returns
-    /// its number and its size in bytes.
+    /// Opens one more file while the device is used, or cancels the pending closing of an open one;
+    /// returns its number and its size in bytes.
     pub fn add_file(&self, spec: &FileSpec) -> Result<(u16, u64), DeviceError> {
         match self {
             AnyDevice::File(device) => device.add(spec, |_| Ok(())),
@@ -190,12 +193,13 @@ impl AnyDevice {
         }
     }
 
-    /// The most stores that it may have: one, or those of its files and some that may come later.
+    /// The largest number of stores: 1 for a device without files; otherwise the stores of its
+    /// first files, and a few more for files on other devices that are added later.
     pub fn room_for_stores(&self) -> usize {
         if let AnyDevice::File(device) = self { device.room_for_stores() } else { 1 }
     }
 
-    /// See [`FileDevice::size_of`]; a controller's namespaces keep their sizes.
+    /// See [`FileDevice::size_of`]; `None` for all other devices, whose sizes never change.
     pub fn size_of(&self, number: u16) -> Option<u64> {
         if let AnyDevice::File(device) = self { device.size_of(number) } else { None }
     }
@@ -258,6 +262,10 @@ impl Device for AnyDevice {
         })
     }
 
+    fn controller_limits(&self) -> ControllerLimits {
+        each!(AnyDevice, self, device => device.controller_limits())
+    }
+
     fn set_class_weights(&self, weights: ClassWeights) -> io::Result<()> {
         each!(AnyDevice, self, device => device.set_class_weights(weights))
     }
@@ -318,7 +326,7 @@ impl Device for AnyDevice {
 impl Queue for AnyQueue {
     #[inline]
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]) {
-        // SAFETY: passed on as the caller gave it.
+        // SAFETY: the caller's guarantee for the memory holds here.
         each!(AnyQueue, self, queue => unsafe { queue.issue(now_ns, ring, command, rest) })
     }
 

@@ -1,9 +1,9 @@
-//! The control side of a run: ticks the policy when it is due, delivers the wake-ups, and gives the
-//! device's classes the weights that the policy wants.
+//! The control side of a run: ticks the policy when it is due, delivers the wake-ups, and sets the
+//! weights of the device's classes as the policy requires.
 //!
-//! A program that runs shards (a server, a load) starts one of these beside them and calls
-//! [`Control::tick`] at [`Control::deadline_ns`]. It is not on the data path: it runs a few times a
-//! second, in a thread that is no shard.
+//! A program that runs shards (a server, a load) starts a [`Control`] beside them and calls
+//! [`Control::tick`] at [`Control::deadline_ns`]. This is not on the data path: it runs a few times
+//! a second, in a thread that is not a shard.
 
 use std::io;
 use std::ops::Deref;
@@ -40,7 +40,7 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// Whether they never fit; otherwise a retry may help.
+    /// Whether the policy can never run on the device; otherwise a retry may help.
     pub fn is_refusal(&self) -> bool {
         matches!(self, ControlError::NoClasses { .. })
     }
@@ -51,7 +51,7 @@ pub struct Control<'a, L, D> {
     policy: L,
     device: &'a D,
     wakers: Arc<Wakers>,
-    /// The weights that the device has; `None` for a policy that sets none.
+    /// The weights that the device has now; `None` for a policy that sets none.
     weights: Option<ClassWeights>,
     /// The time of the policy's next tick.
     next_ns: Option<u64>,
@@ -62,14 +62,15 @@ where
     L: Deref,
     L::Target: Policy,
 {
-    /// Fits the device to the policy, before any shard runs under it.
+    /// Applies the policy's class weights to the device, before any shard runs under the policy.
     pub fn start(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
         let mut control = Control::new(policy, device, wakers)?;
         control.fit()?;
         Ok(control)
     }
 
-    /// For a policy that may still be refused: the device does not change until [`Control::fit`].
+    /// As [`Self::start`], but the device does not change until [`Control::fit`], since the policy
+    /// may still be refused.
     pub fn new(policy: L, device: &'a D, wakers: Arc<Wakers>) -> Result<Self, ControlError> {
         if policy.class_weights().is_some() && !device.info().has_classes {
             return Err(ControlError::NoClasses { device: device.info().name.clone() });
@@ -87,7 +88,7 @@ where
         &self.policy
     }
 
-    /// When to call [`Self::tick`] next, in the run's time; never again if `None`.
+    /// The time of the next [`Self::tick`], in the run's time; `None` if the policy needs none.
     pub fn deadline_ns(&self) -> Option<u64> {
         self.next_ns
     }
@@ -97,12 +98,13 @@ where
         self.next_ns = Some(0);
     }
 
-    /// The weights that the device's classes have, if the policy gives them any.
+    /// The weights of the device's classes, if the policy sets them.
     pub fn class_weights(&self) -> Option<ClassWeights> {
         self.weights
     }
 
-    /// Gives the device's classes the weights that the policy wants, whatever their current ones.
+    /// Sets the weights of the device's classes as the policy requires, whatever their present
+    /// weights.
     pub fn fit(&mut self) -> Result<(), ControlError> {
         self.weights = None;
         self.pass_weights()
@@ -114,14 +116,14 @@ where
             return;
         }
         if let Err(error) = self.pass_weights() {
-            // The device keeps its weights; the next tick retries.
+            // The device keeps its old weights; the next tick retries.
             tracing::error!("{error}");
         }
     }
 
-    /// Ticks the policy if it is due, and leaves the device's classes alone: for an old policy
-    /// whose last requests are being dispatched while the classes have another policy's weights.
-    /// True if it was due.
+    /// Ticks the policy if it is due, without changing the device's classes. It is for an old
+    /// policy whose last requests are being dispatched while the classes have another policy's
+    /// weights. True if the policy was due.
     pub fn tick_policy(&mut self, now_ns: u64) -> bool {
         if self.next_ns.is_none_or(|next_ns| now_ns < next_ns) {
             return false;

@@ -1,4 +1,4 @@
-//! The reasons why a device could not be opened; each message names the file, the fault and the
+//! The reasons why a device could not be opened; each message gives the file, the fault and the
 //! remedy.
 
 use std::io;
@@ -19,19 +19,19 @@ pub enum DeviceError {
     /// A file device has no files, or more than can be numbered.
     #[error("a file device has 1 to 65536 files, not {0}")]
     FileCount(usize),
-    /// The most files are open already.
+    /// The largest number of files is already open.
     #[error(
         "{0} files are open, and there is no room for more: remove tenants with files of their own \
          first"
     )]
     LaterFiles(usize),
-    /// The most stores are in use already.
+    /// The largest number of stores is already in use.
     #[error(
-        "its storage {store} has no scheduler yet, and there is none left ({most} in all): name a \
+        "its storage {store} needs a scheduler of its own, and all {most} are in use: name a \
          store that it shares with other tenants (store = NAME), or restart the server"
     )]
     Stores {
-        /// The most stores.
+        /// The largest number of stores.
         most: usize,
         /// The store.
         store: String,
@@ -48,11 +48,11 @@ pub enum DeviceError {
          and a part of the device"
     )]
     NoFiles(String),
-    /// The file is not there and was not to be created.
+    /// The file does not exist, and the caller did not permit its creation.
     #[error(
-        "{}: there is no such file: add create{} to have it made, sparse",
+        "{}: there is no such file: add create{} to create it as a sparse file",
         path.display(),
-        if *has_size { "" } else { " and size=10G, say," }
+        if *has_size { "" } else { " and, for example, size=10G" }
     )]
     Missing {
         /// The file.
@@ -60,7 +60,7 @@ pub enum DeviceError {
         /// Whether its size is given.
         has_size: bool,
     },
-    /// The file is not there and neither is its directory.
+    /// Neither the file nor its directory exists.
     #[error("{}: cannot be created, as its directory does not exist; create the \
      directory", path.display())]
     NoDirectory {
@@ -83,9 +83,9 @@ pub enum DeviceError {
         /// The block device.
         path: PathBuf,
     },
-    /// The file is served already.
-    #[error("{}: another process, or this one, has it locked for serving; stop that one (which may \
-     take a moment: writes of a server that was killed have to end first), or serve another file", path.display())]
+    /// The file is already being served.
+    #[error("{}: another process, or this one, has it locked for serving; stop that server (which \
+     may take a moment: writes of a killed server have to end first), or serve another file", path.display())]
     Locked {
         /// The file.
         path: PathBuf,
@@ -114,7 +114,7 @@ pub enum DeviceError {
         wanted: u64,
     },
     /// Direct I/O is required and not possible.
-    #[error("{}: O_DIRECT was demanded but {why}; leave the choice to the server or use another \
+    #[error("{}: O_DIRECT is required, but {why}; leave the choice to the server or use another \
      file system", path.display())]
     NoDirect {
         /// The file.

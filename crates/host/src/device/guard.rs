@@ -1,35 +1,35 @@
-//! Keeps read-modify-write cycles and writes next to them apart, across all shards.
+//! Keeps a read-modify-write cycle and other writes to the same block apart, across all shards.
 //!
-//! **Problem.** With direct I/O a write of part of a block reads the block, changes it and writes
-//! it back. A write of another command to the rest of the block in between would be lost.
+//! **Problem.** With direct I/O, a write of part of a block reads the block, changes it and writes
+//! it back. If another command writes the rest of the block in between, its data are lost.
 //!
-//! **Model.** A file is cut into regions of 1 MiB, and the regions are spread over 64 stripes. A
-//! stripe is a lock that many writers of whole blocks hold *shared*, or one read-modify-write cycle
-//! *exclusively*. No thread is blocked: an access that cannot enter keeps a ticket and retries
-//! ([`Guard::poll`]).
+//! **Model.** A file is divided into regions of 1 MiB, which are distributed over 64 stripes. A
+//! stripe is a lock: many writers of whole blocks hold it *shared*, or one read-modify-write cycle
+//! holds it *exclusively*. No thread is blocked: an access that cannot enter keeps a ticket and
+//! retries ([`Guard::poll`]).
 //!
 //! A stripe is a fair ticket lock: each access draws a ticket, and accesses enter in the order of
 //! tickets.
 //!
-//! - *shared* enters when all before it have entered (`turn` is its ticket) and passes the turn on
-//!   at once;
-//! - *exclusive* enters when all before it have left (`left` is its ticket) and passes the turn on
-//!   when it leaves.
+//! - *shared* enters when all accesses before it have entered (`turn` equals its ticket), and then
+//!   increments `turn` at once;
+//! - *exclusive* enters when all accesses before it have left (`left` equals its ticket), and
+//!   increments `turn` when it leaves.
 //!
 //! So neither kind starves the other, and in the usual case, without read-modify-write, an access
-//! costs three uncontended atomic operations. The counters wrap; they are compared for equality
-//! only, and far fewer than 2^32 accesses wait.
+//! costs three uncontended atomic operations. The counters may wrap, because they are compared only
+//! for equality and far fewer than 2^32 accesses wait.
 //!
-//! **No lost write.** A cycle has its one stripe to itself from before its read until after its
-//! write; every other writer of the block needs the same stripe, as a block lies inside one region.
-//! Reads need no guard: a cycle writes the bytes around its own as they were.
+//! **No lost write.** A cycle holds its stripe exclusively from before its read until after its
+//! write. Every other writer of the block needs the same stripe, since a block is inside one
+//! region. Reads need no guard, because a cycle writes back the surrounding bytes unchanged.
 //!
-//! **No deadlock.** An access enters its stripes one by one in ascending order and does its I/O
-//! only when it holds them all. An access that waits at a stripe waits for earlier accesses there.
-//! If one of these waits, it waits at a higher stripe; and the highest stripe at which an access
-//! waits is held by one that waits for I/O alone. Exclusive accesses hold their bounce buffer
-//! before they draw a ticket, so no ticket waits for memory. A ticket drawn is always used: a
-//! command under way cannot be cancelled.
+//! **No deadlock.** An access enters its stripes one by one in ascending order, and does its I/O
+//! only when it holds them all. The first access that waits at a stripe waits only for accesses
+//! that hold the stripe. If one of these waits, it waits at a higher stripe, and an access that
+//! holds the highest stripe waits only for I/O. Exclusive accesses obtain their bounce buffer
+//! before they draw a ticket, so no ticket waits for memory. A drawn ticket is always used, because
+//! a command in flight cannot be cancelled.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -48,10 +48,11 @@ pub(in crate::device) struct Guard {
 struct Stripe {
     /// The next ticket.
     next: AtomicU32,
-    /// The ticket before which all have entered and none is exclusive.
+    /// All accesses with earlier tickets have entered, and none of them holds the stripe
+    /// exclusively.
     turn: AtomicU32,
-    /// The number of accesses that have left; the ticket that is equal to it has the stripe for
-    /// itself.
+    /// The number of accesses that have left. The exclusive access whose ticket equals it may
+    /// enter.
     left: AtomicU32,
 }
 
@@ -68,16 +69,16 @@ pub(in crate::device) struct Access {
 }
 
 impl Access {
-    /// An access that needs nothing.
+    /// An access that needs no stripe.
     pub(in crate::device) const NONE: Access =
         Access { is_exclusive: false, wanted: 0, held: 0, ticket: None };
 
-    /// For a write of whole blocks.
+    /// The access of a write of whole blocks.
     pub(in crate::device) fn shared(file: u16, offset: u64, length: u64) -> Access {
         Access { wanted: stripes_of(file, offset, length), ..Access::NONE }
     }
 
-    /// For the read-modify-write cycle of one block.
+    /// The access of the read-modify-write cycle of one block.
     pub(in crate::device) fn exclusive(file: u16, offset: u64, length: u64) -> Access {
         debug_assert!(offset >> REGION_SHIFT == (offset + length - 1) >> REGION_SHIFT);
         Access { is_exclusive: true, ..Access::shared(file, offset, length) }
@@ -109,7 +110,8 @@ impl Default for Guard {
 }
 
 impl Guard {
-    /// Enters stripes as far as possible; true when the access holds all that it needs.
+    /// Enters the next stripes until one is not free; true when the access holds all stripes that
+    /// it needs.
     pub(in crate::device) fn poll(&self, access: &mut Access) -> bool {
         while access.wanted != 0 {
             let index = access.wanted.trailing_zeros();
@@ -124,7 +126,7 @@ impl Guard {
                 if stripe.turn.load(Ordering::Acquire) != ticket {
                     return false;
                 }
-                // No other thread changes `turn` while it is this ticket's, so no update is lost.
+                // No other thread changes `turn` while it equals this ticket, so no update is lost.
                 stripe.turn.store(ticket.wrapping_add(1), Ordering::Release);
             }
             access.ticket = None;
@@ -134,8 +136,8 @@ impl Guard {
         true
     }
 
-    /// Enters all stripes without waiting, or none: `None` if another access is ahead of this one
-    /// at a stripe. No ticket is drawn then.
+    /// Enters all stripes without waiting, or none: `None` if another access must enter a stripe
+    /// first. The call then leaves no ticket.
     pub(in crate::device) fn try_shared(
         &self,
         file: u16,
@@ -148,8 +150,8 @@ impl Guard {
             let stripe = &self.stripes[index as usize];
             let turn = stripe.turn.load(Ordering::Acquire);
             let following = turn.wrapping_add(1);
-            // The next ticket is drawn only if it is the one whose turn it is; this thread then
-            // passes the turn on.
+            // A ticket is drawn only if it equals `turn`, so the stripe can be entered at once;
+            // this thread then increments `turn`.
             if stripe
                 .next
                 .compare_exchange(turn, following, Ordering::Relaxed, Ordering::Relaxed)
@@ -173,7 +175,7 @@ impl Guard {
             let stripe = &self.stripes[access.held.trailing_zeros() as usize];
             access.held &= access.held - 1;
             if access.is_exclusive {
-                // All earlier accesses have left, so `turn` was at this ticket.
+                // All earlier accesses have left, so `turn` equals this access's ticket.
                 stripe.turn.fetch_add(1, Ordering::AcqRel);
             }
             stripe.left.fetch_add(1, Ordering::AcqRel);
@@ -277,8 +279,8 @@ mod tests {
         }
     }
 
-    /// Threads count by a separate read and write: in the exclusive state no count may be lost, and
-    /// the shared state must never see an unfinished cycle.
+    /// Threads increment a counter by a separate read and write. Exclusive accesses must lose no
+    /// increment, and shared accesses must never see an unfinished cycle.
     #[test]
     fn threads_exclude_each_other() {
         const ROUNDS: u64 = 4000;

@@ -1,4 +1,4 @@
-//! For tests: drives one queue as a shard would, with its own clock.
+//! A harness for tests: drives one queue as a shard would, with its own clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) fn place(port: u8, ports: usize) -> Place {
     Place { port: PortId(port), ports, wakers: Arc::new(Wakers::new(ports).unwrap()) }
 }
 
-/// Buffers, each with the place where its data begin.
+/// Buffers, each with the offset of its data.
 type Stretches = Vec<(Buffer, usize)>;
 
 /// A queue, its ring, and memory for its commands.
@@ -37,13 +37,13 @@ pub(crate) struct Driver<Q> {
     pub(crate) ring: Ring,
     pub(crate) now_ns: u64,
     region: Region,
-    /// The commands under way, by tag, each with its memory.
+    /// The commands in flight, by tag, each with its memory.
     buffers: Vec<Option<(Command, Stretches)>>,
-    /// The test's change of the kernel's results before the queue gets them.
+    /// The test's modification of the kernel's results before the queue receives them.
     pub(crate) tamper: Tamper,
 }
 
-/// A command that has ended: its tag, its errno, and the data that it read.
+/// A command that has ended, with its errno and the data in its memory.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) command: Command,
@@ -77,14 +77,15 @@ impl<Q: Queue> Driver<Q> {
         }
     }
 
-    /// Issues a command; a write takes `data`, and the memory begins `shift` bytes behind a page
+    /// Issues a command. A write uses `data`; the memory begins `shift` bytes after a page
     /// boundary.
     pub(crate) fn issue(&mut self, command: Command, data: &[u8], shift: usize) {
         self.issue_scattered(command, data, &[(command.length, shift)]);
     }
 
-    /// Issues a command whose data lie in stretches: `stretches` has the length of each and
-    /// its distance from a page boundary, in bytes, and is repeated until the command has its data.
+    /// Issues a command whose data are in several stretches. `stretches` has the length of each and
+    /// its distance from a page boundary, in bytes; it is repeated until the stretches hold all
+    /// data.
     pub(crate) fn issue_scattered(
         &mut self,
         command: Command,
@@ -120,7 +121,7 @@ impl<Q: Queue> Driver<Q> {
 
     /// One turn of a shard's loop; returns the commands that have ended.
     pub(crate) fn turn(&mut self) -> Vec<Ended> {
-        // Every queue has turns until it is done: none sleeps and has to be woken.
+        // Every queue runs turns until it is done, so none sleeps and has to be woken.
         let mut wake = PortSet::EMPTY;
         self.queue.ring(self.now_ns, &mut self.ring, &mut wake);
         self.ring.enter(0, None);
@@ -133,7 +134,7 @@ impl<Q: Queue> Driver<Q> {
         self.queue.reap(self.now_ns, &mut self.ring, &mut done, &mut wake);
         if was_idle && done.is_empty() {
             match self.queue.deadline_ns() {
-                // A queue with a deadline stays awake for it: the clock advances.
+                // A queue with a deadline only waits for time, so the clock is advanced.
                 Some(deadline) => self.now_ns = deadline.max(self.now_ns + 1000),
                 None if self.is_busy() || !self.queue.is_idle() => {
                     self.ring.enter(1, Some(1_000_000))
@@ -144,7 +145,7 @@ impl<Q: Queue> Driver<Q> {
         done.into_iter().map(|completion| self.end(completion)).collect()
     }
 
-    /// The command that has ended.
+    /// Takes the command of a completion, with its data.
     fn end(&mut self, completion: Completion) -> Ended {
         let (command, buffers) =
             self.buffers[completion.tag.0 as usize].take().expect("completed once");
@@ -161,7 +162,7 @@ impl<Q: Queue> Driver<Q> {
         self.buffers.iter().any(Option::is_some)
     }
 
-    /// Has turns until all issued commands have ended.
+    /// Runs turns until all issued commands have ended.
     pub(crate) fn finish(&mut self) -> Vec<Ended> {
         let start = Instant::now();
         let mut ended = Vec::new();
@@ -173,7 +174,7 @@ impl<Q: Queue> Driver<Q> {
         ended
     }
 
-    /// One command from beginning to end.
+    /// Issues one command, and waits until it has ended.
     pub(crate) fn run(&mut self, command: Command, data: &[u8]) -> Ended {
         self.issue(command, data, 0);
         self.finish().pop().expect("one command, one end")

@@ -1,17 +1,17 @@
 //! The device side of the host: the traits of devices and of the queues to which a shard issues
 //! commands.
 //!
-//! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four verbs:
-//! `issue` takes a command, `ring` makes what was issued visible to the device, `event` takes an
+//! A [`Device`] is shared; each shard opens its own [`Queue`] on it. A queue has four functions:
+//! `issue` takes a command, `ring` makes issued commands visible to the device, `event` handles an
 //! event of the shard's io_uring, and `reap` returns completions. None of them blocks. A device
-//! whose completions depend on time (the paced one) reports by `deadline_ns` when to reap again. A
-//! device that any shard may poll may complete commands of another one: it names the shards to
-//! wake, as the verbs of a [`Port`](fairq_core::Port) do.
+//! whose completions depend on time (the paced one) returns from `deadline_ns` when to reap again.
+//! A device that any shard may poll may complete commands of another shard: it adds the shards to
+//! wake to a set, as the functions of a [`Port`](fairq_core::Port) do.
 //!
-//! **Data.** The data of a command lie in one stretch of memory or in several, of any address and
-//! length: `issue` gets the stretches after the first beside the command. Devices copy such bytes
-//! by address alone and never make a slice of them, since a guest may change its memory at any
-//! time.
+//! **Data.** The data of a command are in one range of memory (a stretch) or in several, at any
+//! address and of any length. `issue` receives the first stretch in the command and the others
+//! beside it. Devices copy such bytes by address only and never make a slice of them, since a guest
+//! may change its memory at any time.
 //!
 //! **Ownership.** From `issue` until its completion is reaped, the bytes of a command's stretches
 //! belong to the device.
@@ -45,7 +45,7 @@ pub(crate) mod tests;
 mod vectors;
 pub mod write_back;
 
-/// The most stretches of memory of one command; the kernel takes 1024 in one system call.
+/// The largest number of stretches of one command. The kernel accepts 1024 in one system call.
 pub const STRETCHES: usize = 1000;
 
 /// The properties of a device.
@@ -55,7 +55,7 @@ pub struct Info {
     pub name: String,
     /// Size in bytes of each of its files (a device without files has one).
     pub sizes: Vec<u64>,
-    /// The smallest unit it reads and writes without reading more, in bytes. Requests need not be
+    /// The smallest unit that it can write without reading first, in bytes. Requests need not be
     /// aligned to it.
     pub block_size: u32,
     /// The size of requests that it serves best, in bytes.
@@ -90,19 +90,19 @@ pub struct Command {
     pub no_hole: bool,
     /// For writing zeroes: fail with `EOPNOTSUPP` rather than be slow.
     pub fast_only: bool,
-    /// The first stretch of the data of a read or write, or all of them: then it has at least
+    /// The first stretch of the data of a read or write. If it is the only one, it has at least
     /// `length` bytes. [`Memory::NONE`] for the other operations.
     pub memory: Memory,
 }
 
 impl Command {
-    /// The stretches that hold the data, in order, given those after the first.
+    /// The stretches that hold the data, in order; `rest` are those after the first.
     pub(crate) fn stretches(&self, rest: &[Memory]) -> impl Iterator<Item = Memory> {
         let length = if rest.is_empty() { self.length } else { self.memory.length };
         std::iter::once(Memory { length, ..self.memory }).chain(rest.iter().copied())
     }
 
-    /// Whether these stretches have room for just its data.
+    /// Whether the total length of these stretches is the command's length.
     pub(crate) fn fits(&self, rest: &[Memory]) -> bool {
         let lengths = self.stretches(rest).map(|memory| u64::from(memory.length));
         match self.op {
@@ -138,7 +138,8 @@ pub struct CutOff {
     pub path: PathBuf,
     /// Its size in bytes when it was opened.
     pub size: u64,
-    /// Bytes at its start that it has kept; commands that reach beyond them fail with `EIO`.
+    /// The length in bytes of the part, from the start, that it still has. Commands that reach
+    /// beyond it fail with `EIO`.
     pub intact: u64,
 }
 
@@ -153,10 +154,22 @@ pub struct Place {
     pub wakers: Arc<Wakers>,
 }
 
-/// Writes a range of a file to its disk, and waits for that if the second argument is true.
+/// Writes a range of a file from the page cache to the disk; waits for this if the second argument
+/// is true.
 pub type WriteOut<'a> = dyn FnMut(Range<u64>, bool) + 'a;
 /// See [`Device::write_out`].
 pub type WriteOutJob = Box<dyn FnOnce(&mut WriteOut<'_>) + Send>;
+
+/// The limits of an NVMe controller over a whole device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ControllerLimits {
+    /// The most commands that it fetches and has not completed.
+    pub window: u16,
+    /// I/O queues of each kind.
+    pub queues: u16,
+    /// Whether it offers weighted round robin.
+    pub has_wrr: bool,
+}
 
 /// A storage device, shared by all shards.
 pub trait Device: Send + Sync + 'static {
@@ -170,26 +183,34 @@ pub trait Device: Send + Sync + 'static {
     /// [`crate::io::ring::Asker::Device`].
     fn open_queue(&self, place: &Place, ring: &mut Ring) -> io::Result<Self::Queue>;
 
-    /// Sets how many commands each class of queues may start per round; an error if the device does
-    /// not arbitrate between classes ([`Info::has_classes`]) or refuses the weights.
+    /// Sets how many commands of each queue class the device starts per arbitration round. Fails if
+    /// the device does not arbitrate between classes ([`Info::has_classes`]) or refuses the
+    /// weights.
     fn set_class_weights(&self, _weights: ClassWeights) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Puts all written data on stable storage; called when no queue is open. Returns the files for
-    /// which that failed, with the errors.
+    /// The limits of a controller over the whole device. If its window is that of the drive that
+    /// the device models, further commands wait in the controller's queues, between which it
+    /// arbitrates, and not in the drive.
+    fn controller_limits(&self) -> ControllerLimits {
+        ControllerLimits { window: 32, queues: 64, has_wrr: true }
+    }
+
+    /// Makes all written data durable; called when no queue is open. Returns the files for which
+    /// that failed, with the errors.
     fn sync(&self) -> Vec<(u16, io::Error)> {
         Vec::new()
     }
 
     /// Whether the kernel has failed to write back data of a file since the last call. Does not
-    /// wait. Callers must serialise the call and their reaction to it.
+    /// wait. Callers must hold a lock during the call and while they record its result.
     fn write_back_failed(&self, _file: u16) -> bool {
         false
     }
 
-    /// Makes a thread that may wait call `job` with a function that writes ranges of a cached file
-    /// to its disk ([`Queue::is_cached`]).
+    /// Calls `job` on a thread that may block, with a function that writes ranges of a cached file
+    /// from the page cache to the disk ([`Queue::is_cached`]).
     fn write_out(&self, _file: u16, job: WriteOutJob) {
         job(&mut |_, _| {});
     }
@@ -203,8 +224,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Allocates the memory of a range of a file in advance, so that no write has to wait for it.
-    /// Has no effect if the device does not keep its data in memory, or if the range has its memory
-    /// already.
+    /// Has no effect if the device does not keep its data in memory, or if the range is already
+    /// allocated.
     fn take_memory(&self, _file: u16, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }
@@ -214,18 +235,17 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// Whether its queues need polling only: `ring` and `reap` suffice, without an event of the
-    /// ring.
+    /// Whether `ring` and `reap` suffice to drive its queues: it needs no event of the ring.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// Whether the device itself stands still while its shards sleep, because they run it.
+    /// Whether the device makes no progress while its shards sleep, because its work runs on them.
     fn runs_on_shards(&self) -> bool {
         false
     }
 
-    /// The store of a file: its number in [`Device::stores`], below the most that there may be.
+    /// The store of a file: its index in [`Device::stores`], below the maximum number of stores.
     fn store_of(&self, _file: u16) -> u16 {
         0
     }
@@ -237,7 +257,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Whether zeroing a range of a file is known to change only a map and to write no data. The
-    /// scheduler's charge depends on it, and zeroing that writes is cut into small pieces.
+    /// scheduler's charge depends on it, and zeroing that writes data is split into small pieces.
     fn zeroes_by_map(&self, _file: u16, _no_hole: bool) -> bool {
         true
     }
@@ -259,24 +279,25 @@ pub trait Device: Send + Sync + 'static {
 pub trait Queue: 'static {
     /// Takes a command. The command may start at once or wait until [`Queue::ring`].
     ///
-    /// The data of a read or write lie in the command's own memory and then in the stretches of
-    /// `rest`, in order; if `rest` is not empty, all of them are together just as long as the
-    /// command, and there are at most [`STRETCHES`] of them.
+    /// The data of a read or write are in the command's own memory and then in the stretches of
+    /// `rest`, in order. If `rest` is not empty, the total length of all stretches is the command's
+    /// length, and there are at most [`STRETCHES`] of them.
     ///
     /// # Safety
-    /// All of this memory must stay valid until the completion has been reaped. Only the owner of a
-    /// guest's memory may change or read it meanwhile.
+    /// All of this memory must stay valid until the completion has been reaped. Until then
+    /// no code of this process except the device may access it; a guest may access its own memory
+    /// at any time.
     unsafe fn issue(&mut self, now_ns: u64, ring: &mut Ring, command: &Command, rest: &[Memory]);
 
-    /// Makes all issued commands visible to the device: once per turn of the shard's loop. Adds the
-    /// shards that have completions to reap because of it to `wake`.
+    /// Makes all issued commands visible to the device; called once per turn of the shard's loop.
+    /// Adds the other shards whose commands this completes to `wake`.
     fn ring(&mut self, _now_ns: u64, _ring: &mut Ring, _wake: &mut PortSet) {}
 
-    /// Takes an event of an operation that this queue put on the ring.
+    /// Handles the event of an operation that this queue put on the ring.
     fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {}
 
-    /// Appends the completions that have happened by `now_ns`, and adds the other shards that have
-    /// some to `wake`.
+    /// Appends the commands that have completed by `now_ns`, and adds the other shards that have
+    /// completions to `wake`.
     fn reap(
         &mut self,
         now_ns: u64,
@@ -285,12 +306,13 @@ pub trait Queue: 'static {
         wake: &mut PortSet,
     );
 
-    /// The store of a file that commands under way name; see [`Device::store_of`].
+    /// The store of a file that has commands in flight; see [`Device::store_of`].
     fn store_of(&self, _file: u16) -> u16 {
         0
     }
 
-    /// Whether writes to a file end when a cache has them, whose dirty bytes have to be bounded.
+    /// Whether writes to a file end when their data are in a cache. The cache's dirty bytes then
+    /// have to be bounded.
     fn is_cached(&self, _file: u16) -> bool {
         false
     }
@@ -300,7 +322,8 @@ pub trait Queue: 'static {
         None
     }
 
-    /// Whether it has no command under way, for other shards either, so that the shard may end.
+    /// Whether it has no command in flight, including other shards' commands, so that the shard may
+    /// end.
     fn is_idle(&self) -> bool {
         true
     }

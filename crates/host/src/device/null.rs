@@ -1,7 +1,7 @@
 //! The null device: completes everything at once and stores nothing; reads leave the buffer
 //! unchanged.
 //!
-//! It shows the cost of the software above it.
+//! It is used to measure the cost of the software above it.
 
 use std::io;
 

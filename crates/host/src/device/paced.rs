@@ -1,8 +1,8 @@
-//! The paced device: RAM with the timing of a slower device, so that contention can be seen on any
-//! machine.
+//! The paced device: RAM with the timing of a slower device, so that contention can be reproduced
+//! on any machine.
 //!
-//! **Model.** Commands of all shards queue in one line, in the order in which the shards ring.
-//! Command `k`, of `bytes(k)` (0 for commands without data), is rung at `now(k)` and completes at
+//! **Model.** Commands of all shards form one queue, in the order in which the shards ring. Command
+//! `k`, of `bytes(k)` (0 for commands without data), enters the queue at `now(k)` and completes at
 //! `done(k)`:
 //!
 //! ```text
@@ -12,31 +12,32 @@
 //! done(k)   = max(server(k), link(k)) + latency
 //! ```
 //!
-//! A limit of 0 is no limit. All terms only grow from one command to the next, so commands complete
-//! in the order in which they came. So `done(k - parallelism)` is the time at which a place inside
-//! becomes free, and a command's times are known when it comes, after a few additions.
+//! A limit of 0 is no limit. All times are monotonic from one command to the next, so commands
+//! complete in the order of arrival. So `done(k - parallelism)` is the time at which a place inside
+//! becomes free, and the times of a command are computed on arrival with a few additions.
 //!
-//! - *Rate.* With a backlog `now` has no effect: the device is busy without a gap however late a
-//!   shard reaps, and fractions of a nanosecond are carried, so the rate in the long run is exactly
-//!   the smallest of `iops`, `bandwidth` over size, and `parallelism / (latency + ...)`. Like a
-//!   real one, a device that has run empty does not catch up.
+//! - *Rate.* With a backlog `now` has no effect: the device is busy without a gap even if a shard
+//!   reaps late. Fractions of a nanosecond are carried over, so the long-term rate is exactly the
+//!   smallest of `iops`, `bandwidth` over size, and `parallelism` over the time of one command
+//!   (`latency` and the longer of its times at the controller and on the link). Like a real device,
+//!   it does not make up for times without commands.
 //! - *Shares.* First come, first served: unscheduled tenants share by the number of commands that
 //!   each keeps queued.
-//! - *Flush* and the other commands without data cost one turn of the controller. A flush completes
-//!   after all earlier commands.
+//! - *Flush* and the other commands without data cost `1 / iops` of the controller's time. A flush
+//!   completes after all earlier commands.
 //!
-//! **Example.** 4 KiB reads, iops 100 000, bandwidth 1 GB/s, latency 80 us: alone, 10 + 80 us; the
-//! controller needs 10 us and the link 4.1 us, so 100 000 a second from depth 9 on. 64 KiB reads
-//! are bound by the link: 15 259 a second.
+//! **Example.** 4 KiB reads with iops 100 000, bandwidth 1 GB/s and latency 80 us: a single read
+//! takes 10 + 80 us. The controller needs 10 us a read and the link 4.1 us, so the rate is 100 000
+//! a second from depth 9 on. 64 KiB reads are limited by the link to 15 259 a second.
 //!
-//! **Sharing.** One mutex, taken once per turn of a shard's loop for all that the turn has issued,
-//! held for some 10 ns a command. Lock-free would not be better: each command depends on the one
-//! before.
+//! **Sharing.** Shards share one mutex. A shard takes it once per turn of its loop for all commands
+//! issued in the turn, and holds it for about 10 ns a command. A lock-free design would not be
+//! better, because each command depends on the previous one.
 //!
 //! **Data** is stored when a write is issued and read when a read is reaped. Both are within the
-//! time in which the command is under way, so any reader sees an order that a disk could have
-//! produced. In both cases the bytes are copied while the front end has them in the cache: after
-//! receiving, before sending.
+//! time in which the command is in flight, so readers see a result that a disk could also have
+//! produced. In both cases the bytes are copied while they are in the CPU's cache: after the front
+//! end has received them, or before it sends them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -57,9 +58,10 @@ pub struct Pace {
     pub iops: u64,
     /// Bytes a second.
     pub bandwidth: u64,
-    /// Nanoseconds that each command takes in addition to its turns of controller and link.
+    /// Nanoseconds that each command takes in addition to its time at the controller and on the
+    /// link.
     pub latency_ns: u64,
-    /// The most commands inside at once.
+    /// The largest number of commands that the device processes at once.
     pub parallelism: u32,
 }
 
@@ -77,7 +79,7 @@ struct Shared {
 /// One shard's queue on it.
 pub struct PacedQueue {
     shared: Arc<Shared>,
-    /// The commands that were issued and not rung.
+    /// The commands that were issued since the last ring.
     fresh: Vec<Pending>,
     /// The rung commands, in the order of completion.
     pending: VecDeque<Pending>,
@@ -102,7 +104,7 @@ impl PacedDevice {
 }
 
 impl PacedDevice {
-    /// The memory with its data.
+    /// The memory that holds its data.
     pub(super) fn store(&self) -> &Store {
         &self.shared.store
     }
@@ -147,7 +149,7 @@ impl Queue for PacedQueue {
     unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
         let errno = match command.op {
             Op::Read => 0,
-            // SAFETY: the caller of issue vouches for the memory until the completion, which is
+            // SAFETY: the caller of `issue` keeps the memory valid until the completion, which is
             // later.
             _ => unsafe { self.shared.store.execute_all(command, rest) },
         };
@@ -166,7 +168,8 @@ impl Queue for PacedQueue {
         if self.fresh.is_empty() {
             return;
         }
-        // A shard that panicked while it held the lock left at most one command uncounted.
+        // A shard that panicked with the lock held may have left one command uncounted, which is
+        // harmless.
         let mut schedule = self.shared.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         for pending in &mut self.fresh {
             let has_data = matches!(pending.command.op, Op::Read | Op::Write);
@@ -187,7 +190,7 @@ impl Queue for PacedQueue {
         while self.pending.front().is_some_and(|pending| pending.done_ns <= now_ns) {
             let Some(mut pending) = self.pending.pop_front() else { break };
             let errno = match pending.command.op {
-                // SAFETY: the memory is the device's until this completion is taken.
+                // SAFETY: the memory belongs to the device until this completion is taken.
                 Op::Read => unsafe {
                     self.shared.store.execute_all(&pending.command, &pending.rest)
                 },
@@ -206,10 +209,11 @@ impl Queue for PacedQueue {
     }
 }
 
-/// The line in which all commands stand; the formulas are in the header.
+/// The queue of all commands; the formulas are in the module's text.
 struct Schedule {
     pace: Pace,
-    /// The latest `now` so far: shards read the clock before they get the lock.
+    /// The latest `now` so far. It is kept because shards read the clock before they take the lock,
+    /// so a later call may have an earlier time.
     now_ns: u64,
     server: Resource,
     link: Resource,
@@ -222,7 +226,7 @@ struct Schedule {
 #[derive(Default)]
 struct Resource {
     free_ns: u64,
-    /// Work beyond `free_ns`, in units of a nanosecond divided by the rate.
+    /// The fraction of a nanosecond by which the resource is busy after `free_ns`, times the rate.
     rest: u64,
 }
 
@@ -232,7 +236,7 @@ impl Schedule {
         Schedule { pace, now_ns: 0, server, link, inside: VecDeque::new() }
     }
 
-    /// Puts a command of `bytes` in line and returns its time of completion.
+    /// Queues a command of `bytes`, and returns its time of completion.
     fn admit(&mut self, now_ns: u64, bytes: u32) -> u64 {
         self.now_ns = self.now_ns.max(now_ns);
         let begin = self.enter();
@@ -245,7 +249,7 @@ impl Schedule {
         done
     }
 
-    /// The time at which the next command gets inside.
+    /// The time at which the next command enters the device.
     fn enter(&mut self) -> u64 {
         while self.inside.front().is_some_and(|&done| done <= self.now_ns) {
             self.inside.pop_front();
@@ -280,8 +284,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Keeps `depth` commands of `bytes` in the line for a second, each `late` ns late; returns the
-    /// number of completed ones.
+    /// Keeps `depth` commands of `bytes` queued for a second and submits each one `late` ns late;
+    /// returns the number of completed commands.
     fn completed(pace: Pace, depth: usize, bytes: u32, late: u64) -> u64 {
         let mut schedule = Schedule::new(pace);
         let mut line: VecDeque<u64> = (0..depth).map(|_| schedule.admit(0, bytes)).collect();
@@ -319,7 +323,7 @@ mod tests {
         let pace = Pace { latency_ns: 100_000, ..Pace::default() };
         assert_eq!(completed(pace, 1, 4096, 0), 10_000);
         assert_eq!(completed(pace, 32, 4096, 0), 320_000);
-        // A late shard loses time while no command is waiting.
+        // A late shard loses service only while no command is waiting.
         assert_eq!(completed(pace, 1, 4096, 25_000), 8000);
     }
 
@@ -340,7 +344,7 @@ mod tests {
             Pace { iops: 100_000, bandwidth: 1_000_000_000, latency_ns: 80_000, parallelism: 64 };
         let mut alone = Schedule::new(pace);
         assert_eq!(alone.admit(5, 4096), 5 + 10_000 + 80_000);
-        // The commands in the pipeline at the end of the second are not yet counted.
+        // The commands still in the pipeline at the end of the second are not counted.
         assert_eq!(completed(pace, 32, 4096, 0), 100_000 - 8);
         assert_eq!(completed(pace, 32, 65_536, 0), 15_258 - 1);
         let narrow = Pace { parallelism: 2, ..pace };
@@ -400,8 +404,8 @@ mod tests {
         let (mut now, mut counts, mut done) = (0, [0u64; 2], Vec::new());
         for (queue, depth) in queues.iter_mut().zip([48, 16]) {
             for tag in 0..depth {
-                // SAFETY: the buffer outlives the queues; many reads into it are only a mix of
-                // zeroes.
+                // SAFETY: the buffer outlives the queues. Several reads into it may overlap, since
+                // all read zeroes.
                 unsafe {
                     queue.issue(now, &mut ring, &command(tag, Op::Read, buffer.memory()), &[])
                 };
@@ -445,8 +449,8 @@ mod tests {
         let mut done = Vec::new();
         for (tag, op) in [(1, Op::Write), (2, Op::Flush), (3, Op::Read)] {
             let memory = if op == Op::Flush { Memory::NONE } else { buffer.memory() };
-            // SAFETY: the buffer outlives the queue, and both commands may have it at once as they
-            // copy the same bytes.
+            // SAFETY: the buffer outlives the queue, and both commands may use it at once because
+            // they copy the same bytes.
             unsafe { queue.issue(5, &mut ring, &command(tag, op, memory), &[]) };
         }
         assert_eq!(queue.deadline_ns(), None, "not rung");

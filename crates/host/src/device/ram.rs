@@ -1,7 +1,7 @@
 //! The RAM device: sparse memory, as fast as a copy.
 //!
 //! A command is carried out when it is issued, in the shard's own thread, and completes at the next
-//! reap. `store.rs` argues the results of overlapping commands of several shards.
+//! reap. `store.rs` describes the results of overlapping commands of several shards.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct RamQueue {
 }
 
 impl RamDevice {
-    /// A RAM device of `size` bytes, all zero. Memory is taken as it is written.
+    /// A RAM device of `size` bytes, all zero. Memory is allocated when it is written.
     pub fn new(size: u64) -> io::Result<RamDevice> {
         Ok(RamDevice { info: memory_info("ram", size), store: Arc::new(Store::map(size)?) })
     }
@@ -83,7 +83,8 @@ impl Device for RamDevice {
 
 impl Queue for RamQueue {
     unsafe fn issue(&mut self, _: u64, _: &mut Ring, command: &Command, rest: &[Memory]) {
-        // SAFETY: the caller of issue vouches for the memory until the completion, which is later.
+        // SAFETY: the caller of `issue` keeps the memory valid until the completion, which is
+        // later.
         let errno = unsafe { self.store.execute_all(command, rest) };
         self.done.push(Completion { tag: command.tag, errno });
     }

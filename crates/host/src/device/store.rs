@@ -1,9 +1,9 @@
 //! Sparse memory shared by all shards, with the data of the RAM and the paced device.
 //!
-//! **Model.** One private anonymous mapping. A page becomes memory when it is first written;
-//! reading a page never written maps the kernel's zero page and costs no memory (on a memfd it
-//! would: a read fault there allocates). A page given back with `MADV_DONTNEED` reads as zeroes
-//! again. A bitmap has the pages that have been written. The store requests huge pages, since
+//! **Model.** One private anonymous mapping. The first write to a page allocates its memory. A read
+//! of a page that was never written maps the kernel's zero page and costs no memory (on a memfd it
+//! would: a read fault there allocates). A page that was freed with `MADV_DONTNEED` reads as zeroes
+//! again. A bitmap marks the pages that have been written. The store requests huge pages, since
 //! random 4 KiB copies otherwise spend a third of their time on translating addresses; if the
 //! kernel grants them, memory is allocated 2 MiB at a time.
 //!
@@ -14,10 +14,10 @@
 //! atomics; elsewhere they are relaxed atomics, byte by byte and slower. No reference into the
 //! mapping is ever made.
 //!
-//! The bit of a page is set *after* its bytes were copied and cleared *before* it is given back:
-//! bytes that survive a race of the two were copied after the clearing, and so their bit survives
-//! as well. So a page with data is never reported as a hole once its write has completed; the
-//! reverse (a set bit over zeroes) is harmless.
+//! The bit of a page is set *after* its bytes were copied, and cleared *before* the page is freed.
+//! If a copy races with freeing, bytes that survive were copied after the bit was cleared, so their
+//! bit survives as well. So a page with data is never reported as a hole once its write has
+//! completed; the reverse (a set bit over zeroes) is harmless.
 
 use std::io;
 use std::ptr::NonNull;
@@ -47,8 +47,8 @@ pub(crate) struct Store {
     present: Box<[AtomicUsize]>,
 }
 
-// SAFETY: the mapping lives as long as the store, and the header argues concurrent access to its
-// bytes.
+// SAFETY: the mapping lives as long as the store, and the module's text explains why concurrent
+// access to its bytes is sound.
 unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
@@ -69,15 +69,15 @@ impl Store {
                 rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
             )
         }?;
-        // SAFETY: advice on this mapping, which changes no contents. Without huge pages it just
-        // works slower.
+        // SAFETY: the call is advice on this mapping and changes no contents. Without huge pages
+        // the store is only slower.
         let _ = unsafe { rustix::mm::madvise(base, mapped, rustix::mm::Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address 0");
         // Allocated as zeroed memory, so that the bitmap of a huge store costs nothing until it is
         // used.
         let words = vec![0usize; (mapped as u64 / PAGE).div_ceil(BITS) as usize].into_boxed_slice();
-        // SAFETY: an AtomicUsize has the size, alignment and bit validity of a usize, and the box
-        // is given away whole.
+        // SAFETY: an AtomicUsize has the size, alignment and bit validity of a usize, and the whole
+        // box is converted.
         let present = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicUsize]) };
         Ok(Store { base, mapped, size, present })
     }
@@ -99,8 +99,8 @@ impl Store {
         // SAFETY: the range was just found to be inside the mapping, since size <= mapped.
         let at = unsafe { self.base.as_ptr().add(offset as usize) };
         match command.op {
-            // SAFETY: the caller vouches for its memory, the range check for the mapping; the two
-            // are distinct mappings.
+            // SAFETY: the caller guarantees that its memory is valid, and the range check above
+            // that the mapping is; the two do not overlap.
             Op::Read => unsafe { copy(at, memory.address, command.length as usize) },
             Op::Write => {
                 // SAFETY: as for reads.
@@ -114,21 +114,21 @@ impl Store {
         0
     }
 
-    /// Carries out a command whose data may lie in several stretches of memory; returns the errno
-    /// of the first one that fails, or 0.
+    /// Carries out a command whose data may be in several stretches of memory; returns the errno of
+    /// the first stretch that fails, or 0.
     ///
     /// # Safety
     /// As for [`Self::execute`], for each of the stretches.
     #[inline]
     pub(crate) unsafe fn execute_all(&self, command: &Command, rest: &[Memory]) -> i32 {
         if rest.is_empty() {
-            // SAFETY: passed on as the caller gave it.
+            // SAFETY: the caller's guarantee for the memory holds here.
             return unsafe { self.execute(command) };
         }
         let mut offset = command.offset;
         for memory in command.stretches(rest) {
             let part = Command { offset, length: memory.length, memory, ..*command };
-            // SAFETY: passed on as the caller gave it.
+            // SAFETY: the caller's guarantee for the memory holds here.
             let errno = unsafe { self.execute(&part) };
             if errno != 0 {
                 return errno;
@@ -202,8 +202,8 @@ impl Store {
         });
     }
 
-    /// Calls `act` for each word of the bitmap with a page of `first..last`, and the bits of these
-    /// pages in it.
+    /// Calls `act` for each word of the bitmap that has bits of the pages `first..last`, with a
+    /// mask of these bits.
     #[inline]
     fn for_each_word(&self, first: u64, last: u64, act: impl Fn(&AtomicUsize, usize)) {
         let mut page = first;
@@ -220,8 +220,8 @@ impl Store {
         self.present.iter().map(pages).sum::<u64>() * PAGE
     }
 
-    /// Writes its data for the next program in this process; returns the parts, each with its start
-    /// in bytes. No command may be under way.
+    /// Writes the data to `area` for the next program in this process; returns the parts, each with
+    /// its start in bytes. No command may be in flight.
     pub(crate) fn leave(&self, area: &Area) -> io::Result<Vec<(u64, Span)>> {
         let (mut parts, mut at) = (Vec::new(), 0);
         let mut bytes = vec![0; PART];
@@ -261,14 +261,14 @@ impl Store {
         (&self.present[(page / BITS) as usize], 1 << (page % BITS))
     }
 
-    /// Allocates the memory of the pages of a range inside the store; they stay holes that read as
-    /// zeroes.
+    /// Allocates memory for the pages of a range inside the store; they are still reported as holes
+    /// and read as zeroes.
     pub(crate) fn take_memory(&self, offset: u64, length: u64) -> io::Result<()> {
         let end = offset.checked_add(length).filter(|&end| end <= self.size);
         let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         let first = offset / PAGE * PAGE;
-        // SAFETY: whole pages inside the mapping, since size is rounded up to pages there; what
-        // they hold does not change.
+        // SAFETY: these are whole pages inside the mapping, since its size is rounded up to pages;
+        // their contents do not change.
         unsafe {
             let address = self.base.as_ptr().add(first as usize);
             let length = (end.next_multiple_of(PAGE) - first) as usize;
@@ -309,7 +309,7 @@ impl Store {
                 break;
             }
         }
-        // A page that is cleared between the two reads counts as in the first one.
+        // For a page that is cleared between the two reads, the first read counts.
         (is_present, at.clamp(page + 1, end.max(page + 1)))
     }
 }

@@ -1,5 +1,5 @@
-//! All devices against a plain array of bytes: random commands of any alignment, several at once on
-//! several queues.
+//! Compares all devices with a plain array of bytes: random commands of any alignment, several at a
+//! time on several queues.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,12 @@ use proptest::prelude::*;
 use crate::device::any::{AnyDevice, AnyQueue, DeviceSpec};
 use crate::device::file::{Direct, FileSpec};
 use crate::device::harness::{Driver, Tamper, command, place};
-use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller};
+use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller, Timing};
 use crate::device::paced::Pace;
 use crate::device::{Command, Device};
 use crate::io::ring::Event;
 
-/// Two regions of the file device's guard and a bit.
+/// The size of two regions of the file device's guard and a part of a third.
 const SIZE: usize = (2 << 20) + (64 << 10);
 const QUEUES: usize = 3;
 
@@ -29,7 +29,7 @@ pub(super) fn file_spec(path: impl Into<PathBuf>, size: u64, direct: Direct) -> 
     DeviceSpec::File { files: vec![FileSpec::new(path, Some(size))], direct }
 }
 
-/// A software controller with few queues and a small window, so that commands wait everywhere.
+/// A software controller with few queues and a small window, so that commands wait in every stage.
 pub(crate) fn nvme_soft(backing: BackingSpec) -> NvmeSoftSpec {
     NvmeSoftSpec { backing, timing: None, window: 3, queues: 9, wrr: true, poller: Poller::Inline }
 }
@@ -44,13 +44,13 @@ struct Action {
     fua: bool,
     no_hole: bool,
     fast_only: bool,
-    /// The lengths of the stretches of its memory, over and over, and the place of each behind a
-    /// page boundary.
+    /// The stretches of its memory: the length of each, and its offset from a page boundary; the
+    /// list is repeated.
     stretches: Vec<(u32, usize)>,
     seed: u8,
 }
 
-/// Disjoint commands that are under way together, from an offset on.
+/// Disjoint commands that are in flight together, starting at an offset.
 type Batch = (u32, Vec<Action>);
 
 fn actions() -> impl Strategy<Value = Action> {
@@ -102,7 +102,7 @@ fn pattern(seed: u8, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Runs batches on `device` and a model of it, comparing all bytes after each.
+/// Runs batches on `device` and on a model of it, and compares all bytes after each batch.
 fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamper>) {
     let mut model = vec![0u8; SIZE];
     let mut drivers: Vec<Driver<AnyQueue>> =
@@ -122,7 +122,7 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
                 Command { fua, no_hole, fast_only, ..command(op, from as u64, (to - from) as u32) };
             let data = if op == Op::Write { pattern(action.seed, to - from) } else { Vec::new() };
             let driver = &mut drivers[action.queue];
-            // Each stretch has pages of its own, of which the region has a bound.
+            // Each stretch has pages of its own, and the region's number of pages is bounded.
             let least = action.stretches.iter().map(|(length, _)| *length).min().unwrap_or(1);
             match issued.length.div_ceil(least) {
                 ..=300 => driver.issue_scattered(issued, &data, &action.stretches),
@@ -149,7 +149,7 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
         });
         let actual = drivers[0].read(0, SIZE as u32);
         for range in advised {
-            // Discarded bytes are as they were or zero; on some devices they must be zero.
+            // Discarded bytes are unchanged or zero; on some devices they must be zero.
             for index in range {
                 let is_zero = actual[index] == 0;
                 assert!(is_zero || !device.info().discard_zeroes && actual[index] == model[index]);
@@ -167,7 +167,7 @@ fn compare(device: &AnyDevice, batches: &[Batch], tamper: Option<fn(u64) -> Tamp
     }
 }
 
-/// Gives all queues turns until all commands have ended, since one queue may wait for another.
+/// Runs turns of all queues until all commands have ended, since one queue may wait for another.
 fn finish(drivers: &mut [Driver<AnyQueue>], mut each: impl FnMut(crate::device::harness::Ended)) {
     let start = std::time::Instant::now();
     while drivers.iter().any(Driver::is_busy) {
@@ -197,7 +197,8 @@ fn check_extents(device: &AnyDevice, actual: &[u8]) {
     assert!(last.is_some());
 }
 
-/// Every device takes as many stretches as a command may have, of any length and at any address.
+/// Every device accepts the largest number of stretches of a command, of any length and at any
+/// address.
 #[test]
 fn every_device_takes_scattered_commands() {
     let scratch = scratch();
@@ -220,7 +221,7 @@ fn every_device_takes_scattered_commands() {
         let device = spec.open().unwrap();
         let mut driver = Driver::open(&device);
         let data = pattern(7, 128 << 10);
-        // These are more commands at once than the controller has lists of stretches.
+        // Up to 16 commands are in flight at a time, each with a list of stretches.
         for round in 0..40u64 {
             let write = command(Op::Write, round % 16 * (128 << 10), 128 << 10);
             driver.issue_scattered(write, &data, &[(4096, 0)]);
@@ -246,8 +247,8 @@ fn every_device_takes_scattered_commands() {
     }
 }
 
-/// Makes some of the kernel's successful results fail or shrink: interrupted, or short by whole
-/// blocks.
+/// Turns some successful results of the kernel into `EAGAIN` or `EINTR`, and shortens some others
+/// to whole blocks.
 fn troubled(seed: u64) -> Tamper {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Box::new(move |event| {
@@ -302,7 +303,8 @@ proptest! {
     #[test]
     fn nvme_soft_over_ram_is_an_array(batches in batches(), queues in 3..=9u16, is_timed in any::<bool>()) {
         let profile = fairq_device::Profile::named("z-ssd").unwrap();
-        let timing = is_timed.then_some((profile, fairq_device::State::Steady));
+        let state = fairq_device::State::Steady;
+        let timing = is_timed.then_some(Timing { profile, state, slowdown: 1 });
         let spec = NvmeSoftSpec { queues, timing, ..nvme_soft(BackingSpec::Ram { size: SIZE as u64 }) };
         compare(&DeviceSpec::NvmeSoft(Box::new(spec)).open().unwrap(), &batches, None);
     }

@@ -1,15 +1,15 @@
-//! The memory of a command that lies in several stretches, and the part of it that one system call
-//! uses.
+//! The memory of a command with several stretches, and the selection of the part that one system
+//! call uses.
 //!
-//! The stretches may be memory of a guest, which changes it at any time: they are addresses, and
-//! bytes are copied from and to them without a reference.
+//! The stretches may be memory of a guest, which changes it at any time. So they are only
+//! addresses, and bytes are copied from and to them without a reference.
 
 use crate::io::memory::Memory;
 
-/// The stretches of one command, in order; none if its memory is one stretch.
+/// The stretches of one command, in order; empty if its memory is a single stretch.
 #[derive(Default)]
 pub(in crate::device) struct Vectors {
-    /// The stretches, and behind them the part that was selected last.
+    /// The stretches, followed by the part that was selected last.
     list: Vec<libc::iovec>,
     /// The number of stretches.
     count: usize,
@@ -88,21 +88,21 @@ impl Vectors {
         })
     }
 
-    /// Copies `length` bytes between the command's memory from `at` on and `bytes`.
+    /// Copies `length` bytes between the command's memory, starting at `at`, and `bytes`.
     ///
     /// # Safety
-    /// The stretches are the device's, and `bytes` has that many bytes elsewhere.
+    /// The stretches belong to the device, and `bytes` has `length` bytes that do not overlap them.
     pub(in crate::device) unsafe fn copy(&self, at: u32, bytes: *mut u8, length: usize, way: Way) {
         let mut done = 0;
         for part in self.parts(at, length) {
-            // SAFETY: the caller vouches for both; `parts` gives `length` bytes at most.
+            // SAFETY: the caller vouches for both; `parts` yields at most `length` bytes.
             unsafe { copy(part.iov_base.cast(), bytes.add(done), part.iov_len, way) };
             done += part.iov_len;
         }
     }
 }
 
-/// Cuts stretches that come one after the other to the bytes from `at` on, `length` bytes in all.
+/// Restricts consecutive stretches to the bytes from `at` on, `length` bytes in all.
 fn cut(at: u32, length: usize) -> impl FnMut(&libc::iovec) -> Option<libc::iovec> {
     let (mut skip, mut left) = (at as usize, length);
     move |stretch| {
@@ -115,7 +115,7 @@ fn cut(at: u32, length: usize) -> impl FnMut(&libc::iovec) -> Option<libc::iovec
     }
 }
 
-/// Copies bytes between the memory of a command and a buffer elsewhere.
+/// Copies bytes between the memory of a command and another buffer.
 ///
 /// # Safety
 /// Both are valid for `length` bytes.
@@ -161,12 +161,12 @@ mod tests {
             for part in vectors.selected() {
                 prop_assert!(part.iov_len > 0);
                 let address = part.iov_base.cast::<u8>().cast_const();
-                // SAFETY: a part of one of the buffers, which nothing else uses.
+                // SAFETY: this is a part of one of the buffers, which no other code uses.
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, part.iov_len) });
             }
             prop_assert_eq!(&bytes[..], &flat[from..to]);
             let mut copied = vec![0; to - from];
-            // SAFETY: both have that many bytes.
+            // SAFETY: both have `to - from` bytes.
             unsafe { vectors.copy(from as u32, copied.as_mut_ptr(), to - from, Way::In) };
             prop_assert_eq!(&copied[..], &flat[from..to]);
             copied.iter_mut().for_each(|byte| *byte = !*byte);

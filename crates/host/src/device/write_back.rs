@@ -1,34 +1,35 @@
-//! Write-back errors, kept for every tenant that they may concern.
+//! Write-back errors, which are recorded for every tenant whose data may be lost.
 //!
-//! **Problem.** A write into the page cache is answered before it is on the disk. If the disk then
-//! refuses it, the kernel drops the data and reports that once, to the next sync of the file: a
-//! tenant that wrote nothing may get the error, and the flush of the tenant whose data are lost may
-//! succeed.
+//! **Problem.** A write to the page cache is answered before it is on the disk. If the disk then
+//! fails the write-back, the kernel drops the data and reports the error once, to the next sync of
+//! the file. So a tenant that wrote nothing may get the error, and the flush of the tenant whose
+//! data are lost may succeed.
 //!
 //! **Model.** Each tenant has counts of the writes that have begun and ended. A flush *covers* the
-//! writes that had ended when it came. If it succeeds, these writes are on stable storage; a tenant
-//! is *clean* when all its writes that have begun are. When a sync of a file fails, or the file
-//! reports a failed write-back
+//! writes that had ended when it arrived. If it succeeds, these writes are on stable storage; a
+//! tenant is *clean* if all writes that it has begun are on stable storage. When a sync of a file
+//! fails, or the file reports a failed write-back
 //! ([`Device::write_back_failed`](crate::device::Device::write_back_failed)), all tenants of that
 //! file that are not clean *fail*, since the kernel does not report which of their writes was lost.
-//! A failed tenant's flushes and durable writes get `EIO` until the operator clears the error. A
+//! A failed tenant's flushes and durable writes return `EIO` until the operator clears the error. A
 //! clean tenant's flush succeeds whatever the result of its sync, since none of its data can be
 //! lost.
 //!
-//! **Example.** a writes, b does not. b flushes, and the kernel reports the error to that sync: a
-//! has failed, and b's flush succeeds. a's flush gets `EIO`, although its own sync reports no
-//! error.
+//! **Example.** a writes, b does not. b flushes, and the kernel reports a's error to b's sync. This
+//! marks a as failed, and b's flush succeeds. a's flush returns `EIO`, although a's own sync
+//! reports no error.
 //!
-//! **One lock** is held from the query whether a write-back has failed to the marking of the
-//! tenants. So an error that the kernel reports to one shard is known to every sync that ends
-//! later. The lock is taken at the end of flushes and durable writes, which wait for a disk.
+//! **One lock** is held from the query whether a write-back has failed until the tenants are
+//! marked. So an error that the kernel reports to one shard is known when any later sync ends. The
+//! lock is taken at the end of flushes and durable writes, which wait for a disk anyway.
 //!
 //! *Memory ordering.* A shard counts in words that it alone writes (Release), and other shards sum
-//! them (Acquire). A write's end is counted before its answer, so it is counted when its client has
-//! the answer and then flushes by any shard. A write's begin is counted before the kernel has its
-//! data; the kernel's own ordering of data, write-back and error makes the count visible to the
-//! shard that gets the error. If an ended count is read too early, the flush covers fewer writes;
-//! if a begun count is read too late, it includes a write that the error cannot concern.
+//! them (Acquire). The end of a write is counted before its answer, so it is counted when its
+//! client has the answer and then flushes through any shard. The start of a write is counted before
+//! the kernel has its data; the kernel's own ordering of data, write-back and error makes the count
+//! visible to the shard that receives the error. If a count of ended writes is read too early, the
+//! flush covers fewer writes; if a count of begun writes is read too late, it includes a write that
+//! the error cannot concern.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -59,12 +60,12 @@ struct Account {
     owner: Option<(String, u16)>,
     /// The number of its writes that are on stable storage.
     settled: u64,
-    /// The errno with which it has failed.
+    /// The errno with which it has failed, if it has.
     failed: Option<i32>,
 }
 
 impl WriteBack {
-    /// Accounts for `shards` shards and `tenants` numbers, which have no tenants yet.
+    /// The accounts of `shards` shards and `tenants` numbers, none of which has a tenant yet.
     pub fn new(shards: usize, tenants: usize) -> WriteBack {
         let writes = |_| (0..tenants).map(|_| Writes::default()).collect();
         WriteBack {
@@ -73,7 +74,7 @@ impl WriteBack {
         }
     }
 
-    /// Assigns a number to a tenant with this file, or to none.
+    /// Assigns a number to a tenant with this file; `None` frees the number.
     pub fn assign(&self, tenant: u16, owner: Option<(&str, u16)>) {
         // The writes of an earlier owner do not count for the new one, which begins clean.
         let settled = self.begun(tenant.into());
@@ -112,15 +113,15 @@ impl WriteBack {
         }
     }
 
-    /// The number of writes that a flush covers if it comes now.
+    /// The number of writes that a flush would cover now.
     #[cold]
     fn covered(&self, tenant: u16) -> u64 {
         self.sum(tenant.into(), |writes| &writes.ended)
     }
 
-    /// Ends a flush (`covers` is the number of writes that it covers) or a durable write with this
-    /// errno, or 0. `ask` returns whether a write-back of a file has failed since the last query.
-    /// Returns the errno for the answer.
+    /// Ends a flush (`covers` is the number of writes that it covers) or a durable write, whose
+    /// sync has returned this errno or 0. `ask` returns whether a write-back of a file has failed
+    /// since the last query. Returns the errno for the answer.
     pub(crate) fn synced(
         &self,
         tenant: u16,
@@ -132,8 +133,8 @@ impl WriteBack {
         // A number without a tenant, as in a load run, has no account: the kernel's result is
         // returned.
         let Some((_, file)) = accounts[usize::from(tenant)].owner else { return errno };
-        // A failed sync concerns the whole file, so all its tenants that are not clean. A durable
-        // write's error concerns its own data.
+        // A failed sync of a flush concerns the whole file, and so all its tenants that are not
+        // clean. A durable write's error concerns only its own data.
         if ask(file) || covers.is_some() && errno != 0 {
             let is_concerned = |tenant, account: &Account| self.begun(tenant) != account.settled;
             fail(&mut accounts, file, if errno == 0 { libc::EIO } else { errno }, is_concerned);
@@ -151,13 +152,13 @@ impl WriteBack {
         }
     }
 
-    /// Fails all tenants of a file that could not be synced before it was served: their writes
-    /// under an earlier server may be lost.
+    /// Marks all tenants of a file as failed, because the file could not be synced before it was
+    /// served: their writes under an earlier server may be lost.
     pub(crate) fn fail_all(&self, file: u16, errno: i32) {
         fail(&mut self.accounts(), file, errno, |_, _| true);
     }
 
-    /// Fails a tenant, since an earlier server's error says that its data may be lost.
+    /// Marks a tenant as failed, because an earlier server recorded that its data may be lost.
     pub(crate) fn lose(&self, tenant: u16, errno: i32) {
         let mut accounts = self.accounts();
         let owner = accounts.get(usize::from(tenant)).and_then(|account| account.owner.as_ref());
@@ -180,7 +181,7 @@ impl WriteBack {
     }
 
     /// Whether a tenant has writes that are not known to be on stable storage, and the errno with
-    /// which it has failed: for the next program in this process.
+    /// which it has failed. This is passed on to the next program in this process.
     pub(crate) fn left(&self, tenant: u16) -> (bool, Option<i32>) {
         let accounts = self.accounts();
         let account = accounts.get(usize::from(tenant));
@@ -220,8 +221,8 @@ fn add_one(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 
-/// Whether a durable write was refused before any of its data was taken: then only that write is
-/// lost, and its client gets the error.
+/// Whether a durable write was refused before the kernel accepted any of its data. Then only that
+/// write is lost, and its client receives the error.
 fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,
@@ -229,7 +230,7 @@ fn is_refusal(errno: i32) -> bool {
     )
 }
 
-/// Fails the tenants of a file for which `is_concerned` is true, and logs that.
+/// Marks the tenants of a file for which `is_concerned` is true as failed, and logs this.
 fn fail(
     accounts: &mut [Account],
     file: u16,
@@ -256,8 +257,8 @@ fn fail(
         count,
         error = %std::io::Error::from_raw_os_error(errno),
         "data that these tenants wrote could not be put on stable storage and may be lost: their \
-         flushes and FUA writes fail until the storage is mended and `fairq ctl clear-error \
-         TENANT` says so"
+         flushes and FUA writes fail until the storage is repaired and the operator has run \
+         `fairq ctl clear-error TENANT`"
     );
 }
 
@@ -353,7 +354,7 @@ mod tests {
     }
 
     proptest! {
-        /// A comparison with a plain model, whose storage loses all unsynced data at each failure.
+        /// Compares this with a plain model, whose storage loses all unsynced data at each failure.
         #[test]
         fn no_flush_succeeds_after_data_were_lost(
             events in prop::collection::vec(prop_oneof![
@@ -363,7 +364,7 @@ mod tests {
             ], 0..60),
         ) {
             let (all, file_of) = (three_tenants(), [0, 0, 1]);
-            // Whether a tenant has data that are not on the disk, and whether it has lost some.
+            // Whether each tenant has data that are not on the disk, and whether it has lost data.
             let (mut dirty, mut lost) = ([false; 3], [false; 3]);
             for event in events {
                 match event {

@@ -1,11 +1,11 @@
-//! The resources that all front ends share, and the part that an attachment takes.
+//! The resources that all front ends share, and the share of one attachment.
 //!
-//! **Problem.** A shard has a fixed number of tags, for which the policy was built, and a front end
-//! that took more of them than its part would keep the others' requests waiting. **Model.** The
-//! tags of a shard are the sum over the front ends of the orders under way: those of NBD's
-//! connections, and [`QUEUE_TAGS`] for each queue of a guest. The queues of all guests have a bound
-//! on each shard ([`Places`]); a queue takes its place when it starts, and is refused with a text
-//! that names what is exhausted.
+//! **Problem.** A shard has a fixed number of tags, for which the policy was built. A front end
+//! that used more tags than its share would delay the others' requests. **Model.** The number of
+//! tags of a shard is the sum of the orders that its front ends may have in flight: those of NBD's
+//! connections, and [`QUEUE_TAGS`] for each queue of a guest. The number of all guests' queues on a
+//! shard is bounded ([`Places`]). A queue reserves its place when it starts; if none is free, it is
+//! refused with a message that says what is exhausted.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,27 +13,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
+use crate::device::ControllerLimits;
 use crate::shard::volume::Volume;
 
-/// The disk that a guest gets.
+/// The disk that a guest attaches.
 pub struct Disk {
     /// The tenant's name.
     pub name: String,
     /// The tenant's range.
     pub volume: Volume,
-    /// The block of the device below, in bytes.
+    /// The block of the underlying device, in bytes.
     pub block: u32,
     /// The size of requests that the device serves best, in bytes.
     pub preferred: u32,
+    /// The limits of a controller that has the whole device; `None` for a tenant beside others.
+    pub whole: Option<ControllerLimits>,
 }
 
-/// The most orders that one queue of a guest has under way.
+/// The largest number of orders that one queue of a guest has in flight.
 pub const QUEUE_TAGS: usize = 256;
 
-/// The resource that an attachment cannot have now.
+/// The resource of which an attachment needs more than is free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Exhausted {
-    /// The shard has as many queues as it may.
+    /// The shard has its largest number of queues.
     #[error(
         "all {0} queues of guests and block devices on a shard are in use: detach one, or raise limits.guest-queues \
          and restart the server"
@@ -44,7 +47,7 @@ pub enum Exhausted {
     Memory,
 }
 
-/// The places of queues on all shards.
+/// The bounded number of queues on each shard.
 #[derive(Debug)]
 pub struct Places {
     used: Box<[AtomicUsize]>,
@@ -58,22 +61,22 @@ impl Places {
     }
 }
 
-/// A guest that is attached, as long as its session or one of its queues is there.
+/// An attached guest; it exists as long as its session or one of its queues.
 #[derive(Debug)]
 pub struct Attachment {
     places: Arc<Places>,
     queues: AtomicUsize,
-    /// Its part of the server's memory, for example.
+    /// Resources that are released with it, such as its part of the server's memory.
     _guard: Box<dyn Any + Send + Sync>,
 }
 
 impl Attachment {
-    /// A guest without queues yet, which will be in these places.
+    /// A guest without queues yet, whose queues will take their places from `places`.
     pub fn new(places: Arc<Places>) -> Arc<Attachment> {
         Attachment::with_guard(places, Box::new(()))
     }
 
-    /// The same; `guard` is dropped at its end.
+    /// As [`Self::new`]; `guard` is dropped at the end of the attachment.
     pub(crate) fn with_guard(
         places: Arc<Places>,
         guard: Box<dyn Any + Send + Sync>,
@@ -81,7 +84,7 @@ impl Attachment {
         Arc::new(Attachment { places, queues: AtomicUsize::new(0), _guard: guard })
     }
 
-    /// Takes the place of one more queue on a shard.
+    /// Reserves a place for one more queue on a shard.
     pub fn take(self: &Arc<Self>, shard: usize) -> Result<QueuePlace, Exhausted> {
         let Places { used, most } = &*self.places;
         let one_more = |used: usize| (used < *most).then_some(used + 1);

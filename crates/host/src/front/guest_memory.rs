@@ -1,15 +1,15 @@
 //! A guest's memory: regions of files that the guest's monitor shares, mapped into this process.
 //!
-//! **Model.** A [`Guest`] is one generation of the memory: the regions after a message that changes
-//! them. A change makes a new generation, which shares the regions that stay. Requests hold the
-//! generation under which they began, and a region is unmapped when the last generation with it is
-//! dropped; so the device may use memory that the guest has removed, and never an address that is
-//! not mapped.
+//! **Model.** A [`Guest`] is one generation of the memory: its set of regions between two changes.
+//! A change makes a new generation, which shares the remaining regions. Requests hold the
+//! generation under which they began, and a region is unmapped when the last generation that has it
+//! is dropped. So the device may still use memory that the guest has removed, but never an unmapped
+//! address.
 //!
-//! **Strangers.** The bytes are the guest's and change at any time: they are read and written
-//! through raw pointers only, by atomics or `copy`. A file may shrink; see [`crate::io::fault`].
+//! **Untrusted guests.** The guest may change the bytes at any time, so they are read and written
+//! only through raw pointers, by atomics or `copy`. A file may shrink; see [`crate::io::fault`].
 //! Only files whose pages are in memory or on a local disk are mapped: a page of a network file
-//! system or of a program's file system could make the shard wait forever.
+//! system or of a FUSE file system could block the shard forever.
 //!
 //! **Bounds.** A guest has at most [`REGIONS`] regions and [`BYTES`] of memory.
 
@@ -17,8 +17,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -47,7 +48,7 @@ pub struct Plan {
     pub size: u64,
     /// The monitor's address of the first byte.
     pub user: u64,
-    /// Where the region begins in the file, in bytes.
+    /// The offset of the region in the file, in bytes.
     pub offset: u64,
 }
 
@@ -68,7 +69,7 @@ pub enum MapError {
         /// The guest's address of the region.
         guest: u64,
     },
-    /// The region to remove is not there.
+    /// The region to remove does not exist.
     #[error("there is no region of {size:#x} bytes at {guest:#x}")]
     Absent {
         /// The guest's address of the region.
@@ -77,14 +78,14 @@ pub enum MapError {
         size: u64,
     },
     /// The file cannot be a guest's memory.
-    #[error("a region's file is no regular file in memory or on a local disk, or is too short")]
+    #[error("a region's file is too short, or is not a regular file in memory or on a local disk")]
     File,
     /// The kernel has refused.
     #[error("a region cannot be mapped: {0}")]
     Kernel(#[from] io::Error),
 }
 
-/// An address that the guest has named is not in its memory.
+/// An address that the guest used is not in its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("{length} bytes at {address:#x} are not in the guest's memory")]
 pub struct Outside {
@@ -97,7 +98,7 @@ pub struct Outside {
 /// A mapped region.
 struct Region {
     plan: Plan,
-    /// For the next program in this process.
+    /// The file, which is passed on to the next program in this process.
     file: File,
     /// The first byte.
     address: *mut u8,
@@ -107,8 +108,8 @@ struct Region {
     watched: Option<Watched>,
 }
 
-// SAFETY: a region is a mapping that stays until it is dropped, and is accessed by raw copies and
-// atomics only, from any thread.
+// SAFETY: the mapping stays until the region is dropped, and any thread accesses it only by raw
+// copies and atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -129,7 +130,7 @@ impl Region {
         let page = if is_huge { system.f_bsize as usize } else { PAGE };
         let first = plan.offset / page as u64 * page as u64;
         let mapped = (end.next_multiple_of(page as u64) - first) as usize;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -143,7 +144,8 @@ impl Region {
         let base = base.map_err(io::Error::from)?.cast::<u8>();
         let address = base.wrapping_add((plan.offset - first) as usize);
         let mut region = Region { plan, file, address, base, mapped, watched: None };
-        // A core dump of the server shows no guest's memory. SAFETY: advice on this mapping.
+        // Keeps the guest's memory out of core dumps of the server. SAFETY: the call is advice on
+        // this mapping.
         let _ =
             unsafe { rustix::mm::madvise(base.cast(), mapped, rustix::mm::Advice::LinuxDontDump) };
         region.watched = Some(Watched::new(base as usize..base as usize + mapped, page)?);
@@ -169,12 +171,12 @@ impl Drop for Region {
 /// One generation of a guest's memory.
 #[derive(Default)]
 pub struct Guest {
-    /// By the guest's addresses.
+    /// The regions, sorted by the guest's addresses.
     regions: Vec<Arc<Region>>,
 }
 
 impl Guest {
-    /// The generation with these regions alone.
+    /// The first generation, with these regions.
     pub fn map(regions: impl IntoIterator<Item = (Plan, File)>) -> Result<Guest, MapError> {
         let mut guest = Guest::default();
         for (plan, file) in regions {
@@ -289,14 +291,34 @@ impl Guest {
         self.regions.is_empty()
     }
 
-    /// Whether a page that was lost has been used: the guest has shortened a file.
+    /// Whether an access hit a page that no longer exists, because the guest has shortened a file.
     pub fn is_broken(&self) -> bool {
         let mut watched = self.regions.iter().filter_map(|region| region.watched.as_ref());
         watched.any(Watched::has_faulted)
     }
 }
 
-/// Reads 16 bytes, as two words of the machine's order.
+/// A new file in memory, filled with zeroes, whose length cannot be changed.
+pub fn sealed(name: &str, length: u64) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file: File = rustix::fs::memfd_create(name, flags)?.into();
+    file.set_len(length)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// A word of four bytes at one of the guest's addresses.
+#[inline]
+pub(super) fn word(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
+    let at = guest.range(address, 4)?.cast::<u32>();
+    if !at.is_aligned() {
+        return Err(Outside { address, length: 4 });
+    }
+    // SAFETY: mapped as long as the generation, and aligned; all access is atomic.
+    Ok(unsafe { AtomicU32::from_ptr(at) })
+}
+
+/// Reads 16 bytes as two words in the machine's byte order.
 ///
 /// # Safety
 /// The bytes are in a guest's memory that is mapped.
@@ -305,21 +327,20 @@ pub(super) unsafe fn read16(from: *const u8) -> [u64; 2] {
     let mut words = [0u64; 2];
     if from.addr().is_multiple_of(8) {
         let from = from.cast::<u64>().cast_mut();
-        // SAFETY: aligned, and mapped as the caller says; other code accesses it by atomics, copies
-        // or from outside the process.
+        // SAFETY: the address is aligned and, as the caller guarantees, mapped. Other code accesses
+        // it by atomics, by copies or from outside the process.
         words = unsafe {
             [AtomicU64::from_ptr(from), AtomicU64::from_ptr(from.add(1))]
                 .map(|word| word.load(Ordering::Relaxed))
         };
     } else {
-        // SAFETY: as the caller says; the words are ours.
+        // SAFETY: the caller guarantees that `from` is mapped; `words` is a local variable.
         unsafe { copy(from, words.as_mut_ptr().cast(), 16) };
     }
     words
 }
 
-/// Copies bytes of a guest's memory, from `skip` bytes behind its start; returns how many there
-/// were.
+/// Copies bytes of a guest's memory, starting `skip` bytes after its start; returns their number.
 ///
 /// # Safety
 /// The memory is a guest's that is mapped.
@@ -332,14 +353,14 @@ pub(super) unsafe fn read(memory: &[Memory], mut skip: u64, out: &mut [u8]) -> u
         }
         let length = (part.length as usize - skip as usize).min(out.len() - filled);
         let from = part.address.wrapping_add(skip as usize);
-        // SAFETY: mapped, as the caller says; the length is that of both.
+        // SAFETY: the caller guarantees that the memory is mapped; the length fits both ranges.
         unsafe { copy(from, out[filled..].as_mut_ptr(), length) };
         (skip, filled) = (0, filled + length);
     }
     filled
 }
 
-/// Copies bytes to the start of a guest's memory, as many as fit; returns how many.
+/// Copies as many bytes as fit to the start of a guest's memory; returns their number.
 ///
 /// # Safety
 /// The memory is a guest's that is mapped.
@@ -347,15 +368,15 @@ pub(super) unsafe fn write(memory: &[Memory], bytes: &[u8]) -> usize {
     let mut written = 0;
     for part in memory {
         let length = (part.length as usize).min(bytes.len() - written);
-        // SAFETY: mapped, as the caller says; the length is that of both.
+        // SAFETY: the caller guarantees that the memory is mapped; the length fits both ranges.
         unsafe { copy(bytes[written..].as_ptr(), part.address, length) };
         written += length;
     }
     written
 }
 
-// SAFETY: an address resolves to mapped memory, which stays mapped as long as the generation; its
-// users keep that until the last access. No Rust reference points into a guest's memory.
+// SAFETY: an address resolves to memory that stays mapped as long as the generation, and users hold
+// the generation until their last access. No Rust reference points into a guest's memory.
 unsafe impl Dma for Guest {
     fn resolve(&self, address: u64, length: u32) -> Option<Memory> {
         let address = self.range(address, length.into()).ok()?;

@@ -1,13 +1,13 @@
 //! The front ends of a shard, side by side.
 //!
-//! A front end is a protocol by which clients reach their tenants. Each shard has one of each kind,
-//! and [`Fronts`] passes on to them what the shard gets: an event of the ring and an ended order go
-//! to the front end whose they are ([`Asker`]), a [`Notice`] to all, and a [`Message`] to the one
-//! that it names. All of them submit to the same data path, so a tenant has the same share whatever
-//! its clients speak.
+//! A front end is a protocol by which clients access their tenants. Each shard has one front end of
+//! each kind. [`Fronts`] dispatches to them: an event of the ring and a finished order go to the
+//! front end that owns them ([`Asker`]), a [`Notice`] goes to all, and a [`Message`] to the one
+//! that it names. All of them submit to the same data path, so a tenant's share does not depend on
+//! its clients' protocols.
 //!
-//! One more front end is a field of [`Fronts`], a value of [`Asker`], a line in each method here,
-//! and the limits that it adds to those of a shard.
+//! To add a front end, add a field to [`Fronts`], a value to [`Asker`], a line to each method here,
+//! and its limits to those of a shard.
 
 use fairq_core::Port;
 
@@ -21,6 +21,7 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::{Front, Notice};
 
 pub mod attach;
+pub mod guest_calls;
 pub mod guest_memory;
 pub mod socket;
 pub mod ublk;
@@ -33,20 +34,20 @@ pub struct Fronts {
     vhost: VhostFront,
     ublk: UblkFront,
     vfio_user: VfioUserFront,
-    /// The front end that submits its orders first in the next turn. Where a shard has room for
-    /// fewer orders than there are, the first one takes it all.
+    /// The front end that submits its orders first in the next turn. It rotates, because the first
+    /// one may use up all free tags.
     first: Asker,
 }
 
 /// A message to one front end.
 pub enum Message {
-    /// To the one for NBD.
+    /// A message to the NBD front end.
     Nbd(NbdMessage),
-    /// To the one for vhost-user.
+    /// A message to the vhost-user front end.
     Vhost(VhostMessage),
-    /// To the one for ublk.
+    /// A message to the ublk front end.
     Ublk(UblkMessage),
-    /// To the one for vfio-user.
+    /// A message to the vfio-user front end.
     VfioUser(VfioUserMessage),
 }
 
@@ -75,7 +76,7 @@ impl From<NbdMessage> for Message {
 }
 
 impl Fronts {
-    /// These front ends.
+    /// Combines these front ends.
     pub fn new(
         nbd: NbdFront,
         vhost: VhostFront,
@@ -89,7 +90,7 @@ impl Fronts {
 /// The number of front ends.
 const FRONTS: usize = 4;
 
-/// The front end whose turn is next.
+/// The front end that submits first in the turn after `front` did.
 fn after(front: Asker) -> Asker {
     match front {
         Asker::Nbd => Asker::Vhost,
@@ -196,7 +197,7 @@ impl Front for Fronts {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        self.nbd.deadline_ns()
+        [self.nbd.deadline_ns(), self.vfio_user.deadline_ns()].into_iter().flatten().min()
     }
 
     #[inline]

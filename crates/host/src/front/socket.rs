@@ -1,4 +1,4 @@
-//! Bytes and files on the socket of a guest's monitor.
+//! Sends and receives bytes and files on the socket of a guest's monitor.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -12,11 +12,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// The most files of one message.
+/// The largest number of files of one message.
 pub const FILES: usize = 16;
 
-/// Receives at least one byte, unless the stream has ended, and appends the files that came with
-/// the bytes. A peer that sends more than `most` files for one message gets an error.
+/// Receives at least one byte, unless the stream has ended, and appends the files that were sent
+/// with the bytes. Fails if a message has more than `most` files.
 pub fn receive(
     stream: &UnixStream,
     bytes: &mut [u8],
@@ -64,7 +64,8 @@ pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::
     Ok(())
 }
 
-/// Whether a file is an eventfd. Other files could make the shard busy without end.
+/// Whether a file is an eventfd. Another file could be permanently readable and so keep the shard
+/// busy.
 pub fn is_eventfd(file: &File) -> bool {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of an [`Area`].
+/// A range of bytes in an [`Area`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Span {
     /// Start of the span in the area, in bytes.
@@ -20,7 +20,7 @@ pub struct Span {
     pub length: u64,
 }
 
-/// A piece of what is added to an area.
+/// A piece to add to an area.
 pub enum Piece<'a> {
     /// Bytes to write.
     Bytes(Cow<'a, [u8]>),
@@ -69,15 +69,15 @@ impl Area {
         Ok(span)
     }
 
-    /// The file, with everything that has been added.
+    /// The file, with all added bytes.
     pub fn file(&self) -> io::Result<&File> {
-        // This adds the zeroes at the end, which were not written.
+        // This adds the zeroes at the end, which `add` does not write.
         self.file.set_len(self.end.load(Ordering::Relaxed))?;
         Ok(&self.file)
     }
 }
 
-/// Reads bytes of an area, from the first to the last.
+/// Reads a range of an area from its start to its end.
 pub struct SpanReader {
     file: Arc<File>,
     span: Span,
@@ -103,7 +103,7 @@ impl SpanReader {
         Ok(count)
     }
 
-    /// Copies all unread bytes, which stay unread.
+    /// Copies all unread bytes, and leaves them unread.
     pub fn rest(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.span.length as usize];
         self.file.read_exact_at(&mut bytes, self.span.at)?;

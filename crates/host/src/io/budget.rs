@@ -1,19 +1,19 @@
-//! The bound of the memory of all connections' buffers together.
+//! A common bound of the memory of all connections' buffers.
 //!
-//! **Problem.** A connection's buffers are bounded, and so is the number of connections; their
-//! product is more than most machines have. **Model.** A region of a connection's memory takes
-//! bytes from the budget before it uses new pages, and gives pages back when its connection is
-//! idle, or, while memory is short, as soon as none of its buffers is in use. A region that gets no
-//! bytes is full: the request waits, and its client with it. At the bound no new connection is
-//! admitted. A tenant has at most half of the budget, so a tenant whose clients do not read their
-//! answers leaves the other half to the others.
+//! **Problem.** A connection's buffers are bounded, and so is the number of connections, but the
+//! product of the bounds is more memory than most machines have. **Model.** A connection's region
+//! takes bytes from the budget before it uses new pages. It returns pages when its connection is
+//! idle or, while memory is short, as soon as none of its buffers is in use. A region that gets no
+//! bytes counts as full: the request waits, and so does its client. At the bound no new connection
+//! is admitted. A tenant has at most half of the budget, so a tenant whose clients do not read
+//! their answers leaves the other half to the other tenants.
 //!
-//! **No deadlock.** One connection of each tenant may go beyond the budget for one request, if it
-//! has no other buffer in use; it then allocates no other buffer until that request is over, and
-//! gives all its memory back. So each request is served in the end, if its tenant's clients read
-//! their answers.
+//! **No deadlock.** One connection of each tenant may exceed the budget for one request, if it has
+//! no other buffer in use. It allocates no other buffer until that request is over, and then
+//! returns all its memory. So each request is eventually served, if its tenant's clients read their
+//! answers.
 //!
-//! *Memory ordering.* Counters of bytes and flags that guard no data: relaxed.
+//! *Memory ordering.* The counters and flags guard no data, so all accesses are relaxed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -34,8 +34,8 @@ struct Part {
 
 impl Budget {
     /// The memory of a connection without the buffers of its requests, in bytes, rounded up:
-    /// received bytes that are not consumed, the state of TLS and its output for a part of a reply,
-    /// and the places of its requests.
+    /// received bytes that are not consumed, the state of TLS and the records of a part of a reply,
+    /// and the table of its requests.
     pub const CONNECTION: u64 = 1 << 20;
 
     /// A budget of `most` bytes, for `tenants` tenants.
@@ -44,7 +44,7 @@ impl Budget {
         Budget { most, used: AtomicU64::new(0), tenants }
     }
 
-    /// The most bytes, except for one request of each tenant.
+    /// The bound in bytes; one request of each tenant may exceed it.
     pub fn most(&self) -> u64 {
         self.most
     }
@@ -54,7 +54,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes bytes for a tenant; false, and none taken, if they are too many.
+    /// Takes bytes for a tenant; if they would exceed a bound, returns false and takes none.
     pub fn take(&self, tenant: u16, bytes: u64) -> bool {
         let part = &self.part(tenant).used;
         if !add(part, bytes, self.most / 2) {
@@ -67,23 +67,23 @@ impl Budget {
         is_taken
     }
 
-    /// Gives back bytes that were taken.
+    /// Returns bytes that were taken.
     pub fn give(&self, tenant: u16, bytes: u64) {
         self.part(tenant).used.fetch_sub(bytes, Ordering::Relaxed);
         let used = self.used.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(used >= bytes, "more is given than was taken");
     }
 
-    /// Whether little is left for a tenant: less than an eighth of the budget, in all or of its
-    /// half.
+    /// Whether little memory is left for a tenant: less than an eighth of the budget, either in the
+    /// whole budget or in the tenant's half of it.
     pub fn is_short(&self, tenant: u16) -> bool {
         let margin = self.most / 8;
         self.used() > self.most - margin
             || self.part(tenant).used.load(Ordering::Relaxed) > self.most / 2 - margin
     }
 
-    /// Lets one request of a tenant exceed the budget, until [`Self::settle`]; false if one does
-    /// already.
+    /// Permits one request of a tenant to exceed the budget, until [`Self::settle`]; false if
+    /// another one already has this permission.
     pub(crate) fn overdraw(&self, tenant: u16) -> bool {
         !self.part(tenant).is_overdrawn.swap(true, Ordering::Relaxed)
     }

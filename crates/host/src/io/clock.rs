@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// The time when the first clock was made.
 static START: OnceLock<Instant> = OnceLock::new();
 
-/// Nanoseconds since the first clock was made: all shards, devices and runs of a process share it,
-/// so that one run after the other may use a device whose completions depend on time.
+/// Nanoseconds since the first clock was made. All shards, devices and runs of a process share this
+/// start, so that consecutive runs can use one device whose completions depend on time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
@@ -20,19 +20,19 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Now, in nanoseconds.
+    /// The current time, in nanoseconds.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// The time of the machine at which this clock was 0, in nanoseconds.
+    /// The machine's monotonic time at which this clock was 0, in nanoseconds.
     pub fn origin_ns(&self) -> u64 {
         machine_ns().saturating_sub(self.now_ns())
     }
 
-    /// Makes all clocks of this process continue those of the previous program, by its value of
-    /// [`Clock::origin_ns`]. To be called before the first clock is made.
+    /// Makes all clocks of this process continue those of the previous program, whose
+    /// [`Clock::origin_ns`] is given. Must be called before the first clock is made.
     pub fn go_on_from(origin_ns: u64) {
         let since = Duration::from_nanos(machine_ns().saturating_sub(origin_ns));
         let start = Instant::now().checked_sub(since);

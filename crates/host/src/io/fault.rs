@@ -1,20 +1,20 @@
-//! Memory that others may take away: a mapped file that shrinks does not end the process.
+//! Mapped memory that another process may truncate: a file that shrinks does not end this process.
 //!
-//! **Problem.** Access to a page of a mapping beyond the file's end raises SIGBUS. The memory of a
-//! guest is a file of the guest's own process, which may shrink it at any time.
+//! **Problem.** Access to a page of a mapping beyond the file's end raises SIGBUS. A guest's memory
+//! is a file that belongs to the guest's own process, which may shrink it at any time.
 //!
 //! **Model.** A mapping of such a file is [`Watched`]. The handler of SIGBUS finds the mapping of
-//! the address, puts zeroed private memory in place of the lost page, and notes the fault: the
-//! access goes on, and the owner of the mapping finds the note ([`Watched::has_faulted`]) and stops
-//! serving the guest. A SIGBUS of any other address goes to the handler that was there before. The
-//! kernel's own accesses, in system calls and on the ring, fail with `EFAULT` instead.
+//! the address, replaces the lost page by zeroed private memory, and sets a flag. The access then
+//! continues; the owner of the mapping finds the flag ([`Watched::has_faulted`]) and stops serving
+//! the guest. A SIGBUS at any other address is passed to the previous handler. The kernel's own
+//! accesses, in system calls and on the ring, fail with `EFAULT` instead.
 //!
-//! **Bounds.** There are `SLOTS` places for mappings. The handler scans them, and makes one
-//! system call.
+//! **Bounds.** There are `SLOTS` slots for mappings. The handler scans them, and makes one system
+//! call.
 //!
 //! *Memory ordering.* A slot's end and page size are stored before its start (Release), which the
-//! handler loads first (Acquire). A slot is emptied before its mapping is unmapped, and the thread
-//! that faults uses a mapping that is still there, so the handler finds no outdated slot.
+//! handler loads first (Acquire). A slot is emptied before its mapping is unmapped, and a thread
+//! that faults uses a mapping that still exists, so the handler finds no outdated slot.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// The most mappings at a time.
+/// The largest number of mappings at a time.
 const SLOTS: usize = 4096;
 
 /// The start of a slot that is being filled.
@@ -46,7 +46,7 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// The action for SIGBUS that was there before; leaked, since the handler may run at any time.
+/// The previous action for SIGBUS. It is leaked, since the handler may run at any time.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A mapping whose lost pages are replaced, until this is dropped.
@@ -55,8 +55,8 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Watches a mapping of these addresses, with pages of `page` bytes. It must stay mapped as long
-    /// as the result lives. Fails if all places are taken.
+    /// Watches a mapping of these addresses, with pages of `page` bytes. The mapping must stay
+    /// mapped as long as the result lives. Fails if all slots are taken.
     pub fn new(addresses: Range<usize>, page: usize) -> io::Result<Watched> {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
@@ -73,7 +73,7 @@ impl Watched {
         Ok(Watched { slot })
     }
 
-    /// Whether a page of it was lost and used all the same.
+    /// Whether the process has used a lost page of the mapping.
     #[inline]
     pub fn has_faulted(&self) -> bool {
         self.slot.has_faulted.load(Ordering::Relaxed)
@@ -102,7 +102,7 @@ fn install() {
     }
 }
 
-/// The handler. It uses atomics and system calls only.
+/// The handler. It uses only atomics and system calls.
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid structure.
     let address = unsafe { (*info).si_addr() } as usize;
@@ -140,18 +140,19 @@ fn is_replaced(address: usize) -> bool {
     false
 }
 
-/// Handles a signal as before this handler was installed.
+/// Handles a signal as the previous action did.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = BEFORE.load(Ordering::Acquire);
     // SAFETY: the pointer is null or a leaked structure that is not changed.
     let handler = unsafe { before.as_ref() }.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
     if matches!(handler, libc::SIG_DFL | libc::SIG_IGN) {
-        // The access is repeated when this returns, and the signal then ends the process.
-        // SAFETY: sets a disposition that exists.
+        // The access is repeated when this returns, and the signal then ends the process. SAFETY:
+        // the call sets the default disposition, which is always valid.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         return;
     }
-    // SAFETY: the action that was installed before; handlers of one argument ignore the others.
+    // SAFETY: this is the action that was installed before; handlers of one argument ignore the
+    // others.
     unsafe {
         let call: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             std::mem::transmute(handler);

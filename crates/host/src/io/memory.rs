@@ -1,20 +1,20 @@
 //! Buffers: page-aligned memory, mapped once, bounded, allocated in pieces.
 //!
-//! Each connection (or in-process job) has one [`Region`], so that it can run out of its own memory
-//! only. A region is address space; pages become memory when they are first used, within a
-//! [`Budget`] if it has one, and go back to the system when it is dropped or by
-//! [`give_back`](Region::give_back). Its first part is registered with the ring if that helps
-//! (direct I/O saves pinning pages on every request).
+//! Each connection (or in-process job) has one [`Region`], so that it can exhaust only its own
+//! memory. A region is address space. Its pages are allocated at their first use, within a
+//! [`Budget`] if it has one, and freed when the region is dropped or by
+//! [`give_back`](Region::give_back). Its first part is registered with the ring if the device
+//! benefits: direct I/O then does not pin pages for every request.
 //!
-//! **Large pages** ([`Region::prefer_large_pages`]), are for memory that the device itself reads
-//! and writes. The device gets the address of each stretch of physical memory, 256 of them for 1
-//! MiB in small pages, and a disk has a bound of stretches in one command. The kernel joins
-//! adjacent pieces of a request up to that bound only. With a large page it also pins and maps one
-//! page instead of 512. Other memory stays in small pages: otherwise a client with few requests
-//! would hold 2 MiB.
+//! **Large pages** ([`Region::prefer_large_pages`]) are for memory that the device itself reads and
+//! writes. The device receives the address of each physically contiguous range: 256 of them for 1
+//! MiB in small pages. A disk bounds their number in one command, and the kernel merges adjacent
+//! requests only up to that bound. With a large page the kernel also pins and maps one page instead
+//! of 512. Other memory stays in small pages, because otherwise a client with few requests would
+//! hold 2 MiB.
 //!
-//! **Ownership.** A [`Buffer`] belongs to its holder and is given back with [`Region::free`]. While
-//! a device command or a socket operation names it, the kernel or the device owns the bytes: the
+//! **Ownership.** A [`Buffer`] belongs to its holder and is returned with [`Region::free`]. While a
+//! device command or a socket operation references it, the kernel or the device owns the bytes: the
 //! holder neither accesses nor frees it until the completion has been taken. Shards share no
 //! regions.
 
@@ -31,7 +31,7 @@ use crate::io::budget::Budget;
 pub const PAGE: usize = 4096;
 /// Bytes that are taken from a budget at a time.
 const STEP: usize = 64 * PAGE;
-/// Single pages kept for the next request.
+/// The number of freed single pages that are kept for the next requests.
 const PAGES_KEPT: usize = 64;
 
 /// Allocations of the heap of at least this size, in bytes, go back to the system when they are
@@ -39,13 +39,12 @@ const PAGES_KEPT: usize = 64;
 #[cfg(target_env = "gnu")]
 const LARGE_PIECE: libc::c_int = 128 << 10;
 
-/// Makes the heap return large allocations to the system as soon as they are freed, from now on. By
-/// default the C library does so until the first such free, and from then on keeps freed memory up
-/// to that size in holes between smaller allocations: the memory of a hundred connections would
-/// stay with the process.
+/// Makes the heap return large allocations to the system as soon as they are freed. By default the
+/// C library does so only at first: after the first such free it keeps freed blocks up to that size
+/// between smaller allocations, so the memory of a hundred connections would stay with the process.
 pub fn give_back_large_pieces() {
-    // SAFETY: the call sets a number that the C library reads when memory is allocated or freed; it
-    // may be called while threads do so.
+    // SAFETY: the call sets a number that the C library reads when it allocates or frees memory; it
+    // may be called while other threads do so.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_PIECE);
@@ -60,15 +59,15 @@ pub struct Region {
     /// region's start.
     fixed: Option<(u32, usize)>,
     allocator: Allocator,
-    /// Freed single pages; the last one is reused first. Most requests need one page, and the
-    /// allocator takes several times as long.
+    /// Freed single pages; the last one freed is reused first. Most requests need one page, and
+    /// taking it from the allocator takes several times as long.
     pages: Vec<Allocation>,
     pages_in_use: u32,
     /// The budget, and the tenant whose part of it this region uses.
     budget: Option<(Arc<Budget>, u16)>,
-    /// Bytes at the start that may have become memory; they are taken from the budget.
+    /// The length in bytes, from the start, that may be allocated; it is charged to the budget.
     touched: usize,
-    /// Whether its only buffer exceeds the budget.
+    /// Whether its only buffer in use exceeds the budget.
     is_overdrawn: bool,
 }
 
@@ -89,7 +88,7 @@ unsafe impl Send for Buffer {}
 pub struct Memory {
     /// The address of the first byte.
     pub address: *mut u8,
-    /// Bytes that may be used.
+    /// The number of bytes that may be used.
     pub length: u32,
     /// Index of the registered buffer that covers it, if any.
     pub fixed: Option<u32>,
@@ -100,7 +99,7 @@ pub struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// No memory, for commands without data.
+    /// No memory; used by commands without data.
     pub const NONE: Memory = Memory { address: std::ptr::null_mut(), length: 0, fixed: None };
 }
 
@@ -141,12 +140,12 @@ impl Region {
         Ok(region)
     }
 
-    /// Takes the first `length` bytes from the budget; false if it has too few.
+    /// Takes the first `length` bytes from the budget; false if the budget has too few.
     pub fn reserve(&mut self, length: usize) -> bool {
         length <= self.touched || self.grow(length)
     }
 
-    /// Takes the bytes up to `end` from the budget; false if it has too few.
+    /// Takes the bytes up to `end` from the budget; false if the budget has too few.
     fn grow(&mut self, end: usize) -> bool {
         let end = end.next_multiple_of(STEP).min(self.length);
         let bytes = (end - self.touched) as u64;
@@ -158,7 +157,7 @@ impl Region {
         is_allowed
     }
 
-    /// Requests memory in large pages from now on. The region works without them, too.
+    /// Requests large pages for memory from now on. The region also works if the kernel has none.
     pub fn prefer_large_pages(&mut self) {
         // SAFETY: the mapping is this region's own, and the size of its pages changes no byte of
         // it.
@@ -179,13 +178,13 @@ impl Region {
         (self.base.as_ptr(), self.length.min(most))
     }
 
-    /// Notes that the first `length` bytes are registered as buffer `index`.
+    /// Records that the first `length` bytes are registered as buffer `index`.
     pub fn set_fixed(&mut self, index: u32, length: usize) {
         self.fixed = Some((index, length));
     }
 
-    /// A buffer of `length` bytes on a page boundary, or `None` while the region has no room for
-    /// it, or the budget no memory.
+    /// A buffer of `length` bytes on a page boundary, or `None` while the region or the budget has
+    /// too little memory.
     pub fn allocate(&mut self, length: u32) -> Option<Buffer> {
         if self.is_overdrawn {
             return None;
@@ -193,7 +192,7 @@ impl Region {
         let pages = (length as usize).div_ceil(PAGE).max(1) as u32;
         let kept = if pages == 1 { self.pages.pop() } else { None };
         let allocation = kept.or_else(|| self.allocator.allocate(pages)).or_else(|| {
-            // There may be room when the freed single pages are joined.
+            // The freed single pages may form a large enough buffer with their neighbours.
             self.pages.drain(..).for_each(|page| self.allocator.free(page));
             self.allocator.allocate(pages)
         })?;
@@ -228,8 +227,8 @@ impl Region {
         }
     }
 
-    /// Gives all memory except the registered part back to the system; no buffer may be in use.
-    /// Returns the most bytes that this may have been.
+    /// Returns all memory except the registered part to the system; no buffer may be in use.
+    /// Returns an upper bound of the bytes that this freed.
     pub fn give_back(&mut self) -> usize {
         debug_assert!(self.is_unused());
         let kept = self.fixed.map_or(0, |(_, length)| length);
@@ -238,8 +237,8 @@ impl Region {
         if end <= kept {
             return 0;
         }
-        // SAFETY: the pages are this region's own, no buffer of it is in use, so no operation names
-        // them, and the kernel keeps none of them, as they are not registered.
+        // SAFETY: the pages are this region's own. No buffer is in use, so no operation references
+        // them, and the kernel pins none of them, as they are not registered.
         let advised = unsafe {
             let first = self.base.as_ptr().add(kept);
             rustix::mm::madvise(first.cast(), end - kept, rustix::mm::Advice::LinuxDontNeed)
@@ -251,12 +250,12 @@ impl Region {
         end - kept
     }
 
-    /// Queries the budget; false if there is none.
+    /// Calls a function of the region's budget; false if the region has no budget.
     fn ask(&self, question: impl FnOnce(&Budget, u16) -> bool) -> bool {
         self.budget.as_ref().is_some_and(|(budget, tenant)| question(budget, *tenant))
     }
 
-    /// Gives back to the budget all bytes except the first `kept` ones.
+    /// Returns all bytes except the first `kept` ones to the budget.
     fn settle(&mut self, kept: usize) {
         let given = self.touched.saturating_sub(kept);
         self.touched -= given;
@@ -306,18 +305,18 @@ impl Buffer {
         Memory { address, length: part.end - part.start, fixed: self.memory.fixed }
     }
 
-    /// The bytes, while no operation writes to the buffer.
+    /// The bytes. No operation may be writing to the buffer.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: as for `part_mut`, of the whole buffer.
         unsafe { std::slice::from_raw_parts(self.memory.address, self.memory.length as usize) }
     }
 
-    /// The bytes, while no operation has the buffer.
+    /// The bytes. No operation may be using the buffer.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.part_mut(0..self.memory.length)
     }
 
-    /// Some of the bytes, while no operation has them.
+    /// Some of the bytes. No operation may be using them.
     pub fn part_mut(&mut self, part: Range<u32>) -> &mut [u8] {
         assert!(part.start <= part.end && part.end <= self.memory.length, "a part of the buffer");
         // SAFETY: the part is inside the buffer, as checked above. The holder of the buffer has
@@ -388,7 +387,7 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
-    /// A tenant has half of the budget, and one request beyond that: its next one waits, and other
+    /// A tenant may use half of the budget, and one request more; its next request waits, and other
     /// tenants do not.
     #[test]
     fn the_budget_is_kept_but_for_one_request() {

@@ -1,4 +1,4 @@
-//! The border to the kernel: the ring, memory, wake-ups, and time.
+//! The interface to the kernel: the ring, memory, wake-ups, and time.
 
 pub mod area;
 pub mod budget;

@@ -1,19 +1,20 @@
 //! One io_uring per shard, for everything the shard waits for: sockets, files, wake-ups and time.
 //!
-//! A completion carries 64 bits of user data: the asker (upper 8 bits) and the asker's own value
-//! (lower 56). A shard blocks nowhere else, so one system call both submits the operations that a
-//! turn of the loop has prepared and waits for the next event.
+//! A completion carries 64 bits of user data: the asker, which is the component that submitted the
+//! operation (upper 8 bits), and that component's own value (lower 56). A shard blocks nowhere
+//! else, so one system call submits the operations of a turn of the loop and waits for the next
+//! event.
 
 use std::io;
 use std::os::fd::RawFd;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-/// Entries of the submission queue; a full queue is submitted and refilled, so this bounds a batch,
-/// not the load.
+/// Entries of the submission queue. A full queue is submitted and refilled, so this limits the size
+/// of a batch, not the number of operations.
 const SUBMISSION_ENTRIES: u32 = 1024;
-/// Entries of the completion queue; the kernel keeps completions that overflow, so this affects
-/// speed only.
+/// Entries of the completion queue. The kernel keeps completions that overflow, so a small queue
+/// costs only time.
 const COMPLETION_ENTRIES: u32 = 8192;
 
 /// The asker of an operation.
@@ -33,7 +34,7 @@ pub enum Asker {
     VfioUser,
 }
 
-/// The user data of one operation, or the name of an order on the data path.
+/// The user data of one operation, or the cookie of an order on the data path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UserData {
     /// The asker.
@@ -75,8 +76,8 @@ pub struct Event {
 /// A shard's io_uring.
 pub struct Ring {
     uring: IoUring,
-    /// Whether a flag of the ring shows that the kernel has work to run, so that needless system
-    /// calls are avoided.
+    /// Whether a flag of the ring shows that the kernel has deferred work, so that needless system
+    /// calls can be avoided.
     tells: bool,
 }
 
@@ -84,9 +85,9 @@ impl Ring {
     /// Sets up a ring for the calling thread. `fixed_buffers` is the size of the table of
     /// registered buffers.
     pub fn new(fixed_buffers: u32) -> io::Result<Ring> {
-        // With these options completions are run only when this thread enters the kernel, and never
-        // interrupt it (Linux 6.1). The flag shows that there are some; without it, an enter that
-        // does not wait would not run them.
+        // With these options, deferred completions are processed only when this thread enters the
+        // kernel, and never interrupt it (Linux 6.1). The flag shows that there are deferred
+        // completions; without the flag, an `enter` that does not wait would not process them.
         let modern = IoUring::builder()
             .setup_cqsize(COMPLETION_ENTRIES)
             .setup_single_issuer()
@@ -114,15 +115,15 @@ impl Ring {
     /// Queues an operation.
     ///
     /// # Safety
-    /// Memory that the operation names must stay valid, and unused by other code as the operation
-    /// requires, until its [`Event`] has been taken.
+    /// Memory that the operation references must stay valid, and unused by other code as the
+    /// operation requires, until its [`Event`] has been taken.
     pub unsafe fn push(&mut self, entry: squeue::Entry, data: UserData) {
-        // SAFETY: passed on as the caller gave it.
+        // SAFETY: the caller's guarantee for the memory holds here.
         unsafe { self.push_chain([(entry, data)]) }
     }
 
-    /// Queues operations each of which begins when the previous one has succeeded, and is cancelled
-    /// if that failed.
+    /// Queues a chain of operations. Each begins when the previous one has succeeded, and is
+    /// cancelled if the previous one failed.
     ///
     /// # Safety
     /// As for [`Self::push`], for each of them.
@@ -133,24 +134,25 @@ impl Ring {
             let entry = entry.user_data(data.to_word());
             if left == 0 { entry } else { entry.flags(squeue::Flags::IO_LINK) }
         });
-        // A chain ends where a submission ends, so it has to be queued whole. SAFETY: the caller
-        // vouches for the memory that the entries name.
+        // A chain ends where a submission ends, so it is queued as a whole. SAFETY: the caller
+        // vouches for the memory that the entries reference.
         while unsafe { self.uring.submission().push_multiple(&chain) }.is_err() {
             // The queue is full: submit it to the kernel and retry.
             self.enter(0, None);
         }
     }
 
-    /// Makes the kernel cancel an operation, whose event comes in any case. `name` is the user data
-    /// of the cancellation.
+    /// Makes the kernel cancel an operation. The operation's event arrives in any case. `name` is
+    /// the user data of the cancellation.
     pub fn cancel(&mut self, operation: UserData, name: UserData) {
         let entry = opcode::AsyncCancel::new(operation.to_word()).build();
-        // SAFETY: a cancellation names no memory.
+        // SAFETY: a cancellation references no memory.
         unsafe { self.push(entry, name) };
     }
 
     /// Submits queued operations to the kernel, and waits for `want` events or until `timeout_ns`
-    /// has passed. Makes no system call if there is nothing to wait for, to submit, or to run.
+    /// has passed. Makes no system call if there is nothing to submit or to wait for and no
+    /// deferred work.
     pub fn enter(&mut self, want: usize, timeout_ns: Option<u64>) {
         if want == 0 && self.tells {
             let submission = self.uring.submission();
@@ -166,8 +168,7 @@ impl Ring {
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.uring.submitter().submit_with_args(want, &args)
             }
-            // Waiting for 0 still runs deferred work if there is any, which makes completions
-            // appear.
+            // A wait for 0 events still runs deferred work, which posts completions.
             _ => self.uring.submitter().submit_with_args(want, &types::SubmitArgs::new()),
         };
         if let Err(error) = result {
@@ -178,7 +179,7 @@ impl Ring {
         }
     }
 
-    /// Whether an event has arrived, or the kernel has work to run that may become one.
+    /// Whether an event has arrived, or the kernel has deferred work that may post one.
     pub fn has_news(&mut self) -> bool {
         let submission = self.uring.submission();
         let runs = submission.taskrun() || submission.cq_overflow();
@@ -196,7 +197,7 @@ impl Ring {
     /// refuses.
     ///
     /// # Safety
-    /// The memory must stay mapped until the index is registered anew or cleared, and the ring
+    /// The memory must stay mapped until the index is registered again or cleared, or the ring is
     /// dropped.
     pub unsafe fn register_buffer(&mut self, index: u32, address: *mut u8, length: usize) -> bool {
         let buffer = libc::iovec { iov_base: address.cast(), iov_len: length };
@@ -207,17 +208,17 @@ impl Ring {
     /// Removes fixed buffer `index` from the table; its memory may then be unmapped.
     pub fn clear_buffer(&mut self, index: u32) {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: an empty buffer names no memory.
+        // SAFETY: an empty buffer references no memory.
         let _ = unsafe { self.uring.submitter().register_buffers_update(index, &[none], None) };
     }
 
-    /// Registers files, which operations then name by index; -1 leaves a place empty.
+    /// Registers files, which operations then reference by index; -1 leaves an index empty.
     pub fn register_files(&mut self, files: &[RawFd]) -> io::Result<()> {
         self.uring.submitter().register_files(files)
     }
 
-    /// Registers another file at a place of the table, or none (-1); false if the kernel refuses.
-    /// Operations under way keep the file with which they began.
+    /// Registers another file (or none, -1) at an index of the table; false if the kernel refuses.
+    /// Operations in flight keep the file with which they began.
     pub fn register_file(&mut self, index: u32, file: RawFd) -> bool {
         self.uring.submitter().register_files_update(index, &[file]).is_ok()
     }
@@ -233,7 +234,7 @@ mod tests {
         let fronts = [Asker::Nbd, Asker::Vhost, Asker::Ublk, Asker::VfioUser];
         for asker in [Asker::Device, Asker::Shard].into_iter().chain(fronts) {
             let data = UserData { asker, value: 0x00ab_cdef_0123_4567 };
-            // SAFETY: a no-op names no memory.
+            // SAFETY: a no-op references no memory.
             unsafe { ring.push(io_uring::opcode::Nop::new().build(), data) };
             ring.enter(1, None);
             let event = ring.event().unwrap();
@@ -251,8 +252,8 @@ mod tests {
         assert!(ring.event().is_none());
     }
 
-    /// A shard that only enters without waiting must get its completions: they are deferred, and
-    /// such an enter did not run them.
+    /// A shard that only enters without waiting must receive its completions, although the kernel
+    /// defers them.
     #[test]
     fn completions_appear_without_waiting_for_them() {
         let mut ring = Ring::new(0).unwrap();
@@ -277,7 +278,7 @@ mod tests {
         let mut ring = Ring::new(0).unwrap();
         let count = u64::from(SUBMISSION_ENTRIES) * 2 + 5;
         for value in 0..count {
-            // SAFETY: a no-op names no memory.
+            // SAFETY: a no-op references no memory.
             unsafe {
                 ring.push(
                     io_uring::opcode::Nop::new().build(),

@@ -1,8 +1,8 @@
-//! The wake-ups of shards: each has a [`Bell`] and an eventfd.
+//! Wakes shards: each shard has a [`Bell`] and an eventfd.
 //!
-//! The bell (argued in `fairq_core::wake`) shows whether a shard has to be woken at all. It costs
-//! no system call while the shard runs, or polls the bell before it sleeps (see `patience`). Only
-//! the eventfd of a parked shard is written.
+//! The bell (explained in `fairq_core::wake`) shows whether a shard has to be woken at all. A
+//! wake-up costs no system call while the shard runs, or polls the bell before it sleeps (see
+//! `shard::spin`). Only the eventfd of a parked shard is written.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -42,7 +42,7 @@ impl Waker {
 }
 
 impl Wakers {
-    /// For `shards` shards.
+    /// The wakers of `shards` shards.
     pub fn new(shards: usize) -> io::Result<Wakers> {
         let waker = |_| {
             let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -62,21 +62,22 @@ impl Wakers {
         &self.shards[shard]
     }
 
-    /// Wakes a shard for a turn.
+    /// Wakes a shard, so that it runs a turn.
     pub fn wake(&self, shard: usize) {
         let waker = self.of(shard);
         if waker.bell.ring() {
-            // It is written once for each sleep, so its count never comes near its bound.
+            // The eventfd is written once for each sleep, so its count never approaches its limit.
             rustix::io::write(&waker.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a 1");
         }
     }
 
-    /// Wakes the shards of `ports` for a turn.
+    /// Wakes the shards of `ports`, so that each runs a turn.
     pub fn wake_all(&self, ports: PortSet) {
         ports.for_each(|port| self.wake(usize::from(port.0)));
     }
 
-    /// Whether a shard other than this one runs, so that it may soon wake this one. Only a hint.
+    /// Whether a shard other than this one runs, so that it may soon wake this one. The result is
+    /// only a hint.
     pub(crate) fn any_runs(&self, except: usize) -> bool {
         self.shards
             .iter()

@@ -1,10 +1,10 @@
-//! A load-generating NBD client with a fraction of the cost of general ones, so that a fast server
-//! can be measured.
+//! A load-generating NBD client that costs a fraction of the CPU time of general ones, so that a
+//! fast server can be measured.
 //!
-//! One thread and one connection a job, closed loop: one send has all requests for which replies
-//! have made room, and one receive takes all replies that have come; data is received and
-//! discarded. All writes send the same bytes without a copy (except with TLS). The client
-//! negotiates simple replies only, which every server supports.
+//! Each job has one thread and one connection, in a closed loop. One send contains all requests
+//! that the replies have made possible, and one receive takes all replies that have arrived; their
+//! data are discarded. All writes send the same bytes without a copy (except with TLS). The client
+//! negotiates only simple replies, which every server supports.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,7 +29,8 @@ use crate::observe::stats::TenantStats;
 mod channel;
 mod open;
 
-/// Bytes of the buffer for one receive; the start of a reply may wait there for the rest.
+/// Size of the receive buffer in bytes. It may hold the start of a reply whose rest has not
+/// arrived.
 const RECEIVE: usize = channel::ROOM + (256 << 10);
 /// The longest wait of a connection before it checks whether it has to stop.
 const STEP: Duration = Duration::from_millis(100);
@@ -37,9 +38,9 @@ const STEP: Duration = Duration::from_millis(100);
 /// The load of one connection.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// The index of the tenant for which it is counted.
+    /// The index of the tenant in the statistics.
     pub tenant: usize,
-    /// The export.
+    /// The export to which it connects.
     pub target: Target,
     /// Bytes of each request; at most 32 MiB.
     pub block: u32,
@@ -53,17 +54,17 @@ pub struct Job {
     pub rate: Option<u64>,
     /// Pause between a reply and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// Bytes at the export's start that it uses, if the export is larger.
+    /// The number of bytes, from the export's start, that it uses, if the export is larger.
     pub size: Option<u64>,
-    /// The longest silence of the server while it has requests, and the limit of connecting and the
-    /// handshake.
+    /// The longest silence of the server while the job has requests in flight; also the time limit
+    /// of connecting and of the handshake.
     pub timeout: Duration,
     /// Seed of its random numbers.
     pub seed: u64,
 }
 
-/// Runs all jobs at the same time; results are by tenant. `progress` is as in
-/// [`crate::measure::load::run`]; the CPU time is the client's process's.
+/// Runs all jobs at the same time; the results are by tenant. `progress` is as in
+/// [`crate::measure::load::run`]; the CPU time is that of the client's process.
 pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Result<Measured> {
     let clock = Clock::default();
     let connections = jobs.iter().map(Connection::open).collect::<io::Result<Vec<_>>>()?;
@@ -78,13 +79,13 @@ pub fn run(jobs: &[Job], times: Times, mut progress: impl FnMut(f64)) -> io::Res
     let (started_ns, total) = (clock.now_ns(), (times.warmup + times.measured).as_nanos() as f64);
     let mut step = |now_ns: u64| {
         progress(now_ns.saturating_sub(started_ns) as f64 / total);
-        // A connection that ends early has failed, and the run cannot be used.
+        // A connection ends early only if it has failed, and then the run cannot be used.
         (!threads.iter().any(JoinHandle::is_finished)).then_some(u64::MAX)
     };
     Watch::new(&clock).wait(begins_ns, &mut step);
     let mut watch = Watch::new(&clock);
-    // The connections count in a window that is planned in advance: of a stall during the warm-up,
-    // the part after the warm-up's end counts.
+    // The window of the measurement is fixed in advance. If a stall begins in the warm-up, only its
+    // part after the warm-up counts, so the watch starts with the window.
     watch.note(begins_ns);
     let usage = Usage::now();
     watch.wait(ends_ns, &mut step);
@@ -127,14 +128,14 @@ struct Connection {
     blocks: u64,
     rng: SmallRng,
     next_block: u64,
-    /// For each request in flight, by cookie: the time when it was made, and its operation.
+    /// For each request in flight, by cookie: the time when it was sent, and its operation.
     flights: Vec<(u64, Op)>,
     /// Cookies not in flight, each with the time from which it may be used again.
     idle: VecDeque<(u16, u64)>,
     /// The time from which the rate allows the next request.
     next_ns: u64,
-    /// The time when the server's silence began: with its last bytes, or with the first request
-    /// after a time without any.
+    /// The time when the server's silence began: at its last bytes, or at the first request after a
+    /// time without requests.
     silent_ns: u64,
     incoming: Vec<u8>,
     stats: TenantStats,
@@ -197,9 +198,9 @@ impl Connection {
         self.flights.len() - self.idle.len()
     }
 
-    /// Waits until there are bytes to receive, room to send queued requests, or a request to make;
-    /// true if bytes may have come. It does not block in a receive, which would also be woken
-    /// whenever the server takes a request.
+    /// Waits until there are bytes to receive, space to send queued requests, or a request to make;
+    /// true if bytes may have arrived. It does not block in a receive, because that would also be
+    /// woken whenever the server reads a request from the socket.
     fn wait(&self, all_sent: bool) -> io::Result<bool> {
         let now_ns = self.clock.now_ns();
         let ready_ns = self.idle.front().map(|&(_, ready_ns)| ready_ns.max(self.next_ns));
@@ -222,14 +223,14 @@ impl Connection {
         let mut ready = [PollFd::new(&self.channel.socket, wanted)];
         match poll(&mut ready, Some(&time)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
-            // If there is only room to send, there is nothing to receive.
+            // If the socket is only writable, there is nothing to receive.
             Ok(_) => Ok(ready[0].revents() != PollFlags::OUT),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Sends the request that ends a connection. An error changes nothing: the connection is closed
-    /// next.
+    /// Sends the request that ends a connection. An error is ignored, because the connection is
+    /// closed next.
     fn disconnect(&mut self) {
         let command = Command::Disconnect;
         self.channel.add(&Request {
@@ -242,7 +243,7 @@ impl Connection {
         let _ = self.channel.send();
     }
 
-    /// Makes a request of every idle cookie that may be used.
+    /// Makes a request for every idle cookie that may be used again.
     fn make_requests(&mut self, now_ns: u64) {
         while let Some(&(cookie, ready_ns)) = self.idle.front()
             && ready_ns <= now_ns
@@ -253,7 +254,7 @@ impl Connection {
             }
             self.idle.pop_front();
             if let Some(rate) = self.job.rate {
-                // A connection that could not keep up bursts by at most one request afterwards.
+                // A connection that fell behind its rate bursts by at most one request afterwards.
                 let interval_ns = u64::from(self.job.block) * 1_000_000_000 / rate.max(1);
                 self.next_ns = self.next_ns.saturating_add(interval_ns).max(now_ns);
             }
@@ -276,8 +277,8 @@ impl Connection {
         }
     }
 
-    /// Takes the replies in the first `have` bytes of `incoming`; returns the number of bytes left
-    /// for the next call.
+    /// Handles the replies in the first `have` bytes of `incoming`; returns the number of bytes
+    /// left for the next call.
     fn take_replies(
         &mut self,
         have: usize,
@@ -305,7 +306,7 @@ impl Connection {
             if word(0) != magic::SIMPLE_REPLY || cookie >= self.flights.len() as u64 {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "the server sent something that is no reply",
+                    "the server sent bytes that are not a reply",
                 ));
             }
             at += 16;

@@ -30,7 +30,7 @@ use moves::{Homes, Moves};
 /// The measurement has not begun.
 const NOT_BEGUN: u64 = u64::MAX;
 
-/// A job, in the manner of fio.
+/// A closed-loop job: it keeps a number of requests in flight, as a job of fio does.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The tenant's index.
@@ -55,8 +55,8 @@ pub struct Job {
     pub rate: Option<u64>,
     /// Pause between a completion and the request that follows it, in nanoseconds.
     pub think_ns: u64,
-    /// The time when it begins, in nanoseconds after the start of the measurement; at 0 it begins
-    /// with the warm-up.
+    /// The time when it begins, in nanoseconds after the start of the measurement. With 0 it
+    /// already runs during the warm-up.
     pub starts_ns: u64,
     /// The time when it stops, in nanoseconds after the start of the measurement.
     pub stops_ns: u64,
@@ -91,10 +91,10 @@ impl Series {
 /// The jobs of one shard.
 pub struct LoadFront {
     jobs: Vec<Running>,
-    /// The jobs at home on this shard, if jobs move.
+    /// The jobs that now run on this shard, if jobs move between shards.
     homes: Option<Homes>,
-    /// The index of the job that submits first; it changes each turn, since the first job may take
-    /// all the room.
+    /// The index of the job that submits first. It changes in each turn, since the first job may
+    /// use up all free tags.
     first: usize,
     /// The time when the measurement began, or [`NOT_BEGUN`].
     begins_ns: u64,
@@ -116,8 +116,9 @@ struct Running {
     rng: SmallRng,
     /// The next block of a sequential job.
     next_block: u64,
-    /// The time from which the next request may be submitted: the start of the job, and later by
-    /// its rate. [`NOT_BEGUN`] before the measurement for a job that begins during it.
+    /// The time from which the next request may be submitted: at first the start of the job, later
+    /// determined by its rate. For a job that begins during the measurement, it is [`NOT_BEGUN`]
+    /// until the measurement begins.
     next_ns: u64,
 }
 
@@ -152,7 +153,7 @@ impl LoadFront {
         order
     }
 
-    /// Updates the set of jobs at home.
+    /// Updates the set of jobs that run on this shard.
     #[inline]
     fn look(&mut self, now_ns: u64) {
         if let Some(homes) = &mut self.homes {
@@ -211,7 +212,7 @@ impl Running {
         self.idle.pop_front();
         let job = &self.job;
         if let Some(rate) = job.rate {
-            // A job that could not keep up bursts by at most one request afterwards.
+            // A job that fell behind its rate bursts by at most one request afterwards.
             let interval_ns = u64::from(job.block) * 1_000_000_000 / rate.max(1);
             self.next_ns = (self.next_ns + interval_ns).max(now_ns);
         }
@@ -307,7 +308,7 @@ impl Front for LoadFront {
         let next = |running: &Running| {
             running.idle.front().map(|&(_, ready_ns)| ready_ns.max(running.next_ns))
         };
-        // A job that has ended needs no wake-up.
+        // Only jobs that still run need a wake-up.
         self.jobs
             .iter()
             .filter_map(|running| next(running).filter(|&at_ns| at_ns < running.ends_ns))
@@ -337,7 +338,7 @@ impl Drop for Running {
 /// The duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// The time at the start that is not counted.
+    /// The warm-up: the time at the start that is not measured.
     pub warmup: Duration,
     /// The time that is counted.
     pub measured: Duration,
@@ -363,7 +364,8 @@ pub struct Threads<'a> {
     pub cpus: &'a [usize],
     /// The path of their requests to the device.
     pub path: Path,
-    /// The time that a job stays on one thread before it moves to another at random, if jobs move.
+    /// The time that a job stays on one thread before a random thread, which may be the same, is
+    /// chosen for it; `None` if jobs do not move.
     pub moves: Option<Duration>,
 }
 
@@ -372,29 +374,30 @@ pub struct Threads<'a> {
 pub struct Measured {
     /// The service of each tenant during the measurement.
     pub tenants: Vec<TenantStats>,
-    /// The duration of the measurement; never less than requested unless there is a disturbance.
+    /// The duration of the measurement; shorter than requested only after a disturbance.
     pub elapsed: Duration,
     /// The reason for which the figures must not be used, if there is one.
     pub disturbance: Option<Disturbance>,
     /// CPU time of the whole process during the measurement.
     pub cpu: Duration,
-    /// The number of times that one of its threads lost its CPU to another program during the
-    /// measurement.
+    /// The number of times that one of its threads lost its CPU to another thread, of any process,
+    /// during the measurement.
     pub preempted: u64,
-    /// The part of the time that its shards were ready to run and others had their CPUs, 0 to 1 on
-    /// average, if the kernel reports it.
+    /// The average fraction (0 to 1) of the time in which its shards were ready to run but other
+    /// threads had their CPUs, if the kernel reports it.
     pub cpu_wait: Option<f64>,
     /// Bytes of each tenant in each interval, if [`Times::interval`] is set.
     pub series: Vec<Vec<u64>>,
     /// The weights that the policy set for the device's classes, each with its time after the start
-    /// of the measurement, or 0.
+    /// of the measurement; 0 for weights that were set earlier.
     pub class_weights: Vec<(Duration, ClassWeights)>,
-    /// The known D at the end ([`fairq_core::Stats::known_slots`]).
+    /// The value of D at the end, if it is known ([`fairq_core::Stats::known_slots`]).
     pub slots: Option<u64>,
 }
 
-/// Runs jobs, `jobs[n]` on thread n (from where they may [move](Threads::moves)), through a policy
-/// on a device; `progress` is called at least every 100 ms with the part that is done.
+/// Runs jobs through a policy on a device: `jobs[n]` start on thread n and may
+/// [move](Threads::moves) later. `progress` is called at least every 100 ms with the completed
+/// fraction.
 pub fn run<L: Policy, D: Device>(
     policy: &L,
     ports: Vec<L::Port>,
@@ -410,7 +413,7 @@ where
     run_by(&common.clock, policy, ports, common, threads, jobs, times, progress)
 }
 
-/// The same with a separate clock for the thread that measures.
+/// [`run`] with a separate clock for the measuring thread.
 #[expect(clippy::too_many_arguments, reason = "those of `run`, and the time")]
 fn run_by<L: Policy, D: Device>(
     time: &impl Time,
@@ -449,11 +452,11 @@ where
         (0..shards.count()).for_each(|shard| shards.send(shard, Message::Front(begins_ns)));
         shards.stats()
     });
-    // The last shard may have been read only now, and its window must be as long as requested.
+    // The first reading of the last shard may be late, and its window must be as long as requested.
     let until_ns = watch.last_ns().saturating_add(times.measured.as_nanos() as u64);
     watch.wait(until_ns, &mut step);
     let (after, _) = watch.read(|_| shards.stats());
-    // The time is from before the first reading to after the last one, so a rate is never
+    // The elapsed time is from before the first reading to after the last one, so a rate is never
     // overstated.
     let elapsed = Duration::from_nanos(watch.last_ns().saturating_sub(begins_ns));
     let Usage { cpu, preempted } = Usage::now().since(usage);
@@ -482,7 +485,8 @@ where
     })
 }
 
-/// Starts the threads with their jobs; `all_series` takes the series of each job with its tenant.
+/// Starts the threads with their jobs; collects in `all_series` the series of each job with its
+/// tenant.
 fn start<P: Port + 'static, D: Device>(
     ports: Vec<P>,
     common: &Common<D>,
@@ -516,7 +520,7 @@ fn start<P: Port + 'static, D: Device>(
     }
 }
 
-/// The average time that a shard waited for its CPU between two reports.
+/// The average time for which a shard waited for its CPU between two reports.
 fn cpu_wait(before: &[ShardCounters], after: &[ShardCounters]) -> Option<Duration> {
     let waited = |(before, after): (&ShardCounters, &ShardCounters)| {
         Some(Duration::from_nanos(after.cpu?.waited_ns.saturating_sub(before.cpu?.waited_ns)))
@@ -536,7 +540,7 @@ fn total_series(tenants: usize, series: &[(u16, Arc<Series>)]) -> Vec<Vec<u64>> 
     totals
 }
 
-/// The CPU time of this process, with its ended threads.
+/// The CPU time of this process, including its ended threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
     /// Time in user and kernel mode.

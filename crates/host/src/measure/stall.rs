@@ -1,15 +1,15 @@
 //! The window of a measurement: the time in which requests are counted.
 //!
 //! **Problem.** A process can be without a CPU for seconds: it is stopped, its virtual machine is
-//! paused, or others compute. A window that ends at a time planned in advance is then over when it
-//! begins, and a few requests divided by some microseconds give any rate. **Model.** The window
-//! begins when the warm-up has ended, and then lasts as long as was requested. A `Watch` notes by
-//! how much its thread ran later than planned, and a [`Disturbance`] is the reason for which the
-//! figures of a window must not be used; the caller measures again. **Bounds.** A rate is never
-//! overstated: the window counts from before the first reading to after the last one.
+//! paused, or other programs use the CPU. A window with a planned end may then be over when it
+//! begins, and a few requests divided by some microseconds give an arbitrary rate. **Model.** The
+//! window begins when the warm-up has ended, and then lasts as long as was requested. A `Watch`
+//! records by how much its thread ran later than planned. A [`Disturbance`] is the reason why the
+//! figures of a window must not be used; the caller then measures again. **Bounds.** A rate is
+//! never overstated: the window lasts from before the first reading to after the last one.
 //!
-//! **Example.** Of a window of 10 s the thread slept until 4.1 s and woke at 6.3 s: it stalled for
-//! 2.2 s, more than the 0.5 s that a window of 10 s allows.
+//! **Example.** In a window of 10 s the thread planned to sleep until 4.1 s and woke at 6.3 s: it
+//! stalled for 2.2 s, more than the 0.5 s that a window of 10 s allows.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use crate::io::clock::Clock;
 
 /// The longest time between two steps of a [`Watch`].
 const STEP: Duration = Duration::from_millis(100);
-/// The part of a window for which its thread may stall is 1 / `STALL_PART`.
+/// A thread may stall for 1 / `STALL_PART` of a window.
 const STALL_PART: u32 = 20;
-/// A shorter stall is accepted in every window. The scheduler of a machine on which every CPU is
-/// busy delays a thread by some 10 ms.
+/// A shorter stall is accepted in every window: on a machine whose CPUs are all busy, the scheduler
+/// delays a thread by about 10 ms.
 const STALL_ALWAYS: Duration = Duration::from_millis(100);
-/// The part of the time for which shards may wait for their CPUs, 0 to 1. With one busy neighbour
-/// on each CPU they wait for half of it, which the caller reports.
+/// The fraction (0 to 1) of the time for which shards may wait for their CPUs. With one busy
+/// program on each CPU they wait half of the time, which the caller only reports.
 const STARVED: f64 = 0.9;
 
-/// The clock of a measurement; tests have one that jumps.
+/// The clock of a measurement; tests use one that jumps.
 pub trait Time {
-    /// Now, in nanoseconds.
+    /// The current time, in nanoseconds.
     fn now_ns(&self) -> u64;
     /// Sleeps.
     fn sleep(&self, duration: Duration);
@@ -50,14 +50,14 @@ impl Time for Clock {
 pub enum Disturbance {
     /// The window was shorter than requested.
     Short {
-        /// The length.
+        /// The window's length.
         elapsed: Duration,
         /// The length that was requested.
         measured: Duration,
     },
-    /// The thread that measures did not run for this time.
+    /// The measuring thread did not run for this time.
     Stalled(Duration),
-    /// The shards waited for their CPUs for this part of the time, 0 to 1.
+    /// The shards waited for their CPUs for this fraction of the time, 0 to 1.
     Starved(f64),
 }
 
@@ -75,12 +75,12 @@ impl fmt::Display for Disturbance {
     }
 }
 
-/// Waits in steps, and notes by how much its thread ran too late.
+/// Waits in steps, and records by how much its thread ran too late.
 pub(crate) struct Watch<'a, T: Time> {
     time: &'a T,
     /// The last time at which the thread is known to have run.
     last_ns: u64,
-    /// The longest time for which it ran too late, in nanoseconds.
+    /// The longest delay of the thread, in nanoseconds.
     stall_ns: u64,
 }
 
@@ -103,8 +103,8 @@ impl<'a, T: Time> Watch<'a, T> {
         }
     }
 
-    /// Takes a reading, which takes no time unless the process is stopped. `read` takes the time
-    /// before the reading, which is returned with the result.
+    /// Makes a reading, which is assumed to take no time unless the process is stopped. `read` is
+    /// called with the time before the reading; that time is returned with the result.
     pub(crate) fn read<R>(&mut self, read: impl FnOnce(u64) -> R) -> (R, u64) {
         let before_ns = self.note(self.last_ns);
         let result = read(before_ns);
@@ -112,7 +112,7 @@ impl<'a, T: Time> Watch<'a, T> {
         (result, before_ns)
     }
 
-    /// Notes that the thread runs, which was planned for `planned_ns`. Returns the time.
+    /// Records that the thread runs now and was planned to run at `planned_ns`. Returns the time.
     pub(crate) fn note(&mut self, planned_ns: u64) -> u64 {
         self.last_ns = self.time.now_ns();
         self.stall_ns = self.stall_ns.max(self.last_ns.saturating_sub(planned_ns));
@@ -150,7 +150,7 @@ pub(crate) mod tests {
     /// A clock that advances while its thread sleeps, and makes the given jumps.
     pub(crate) struct Jumping {
         now_ns: Cell<u64>,
-        /// The jumps: from which time to which.
+        /// The jumps: each from the first time to the second.
         jumps: RefCell<Vec<(u64, u64)>>,
     }
 

@@ -1,5 +1,5 @@
-//! The kernel's times of a shard's thread: the time on its CPU, and the time in which it was ready
-//! to run while others had the CPU.
+//! The kernel's times of a shard's thread: the time for which it ran, and the time for which it was
+//! ready to run while other threads had its CPU.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,23 +7,23 @@ use std::os::unix::fs::FileExt;
 /// A thread's time since it started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuTime {
-    /// On its CPU, in nanoseconds.
+    /// The time for which it ran, in nanoseconds.
     pub ran_ns: u64,
-    /// Ready to run while others had its CPU, in nanoseconds.
+    /// The time for which it was ready to run while other threads had its CPU, in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// The file from which it is read, if the kernel has it (`CONFIG_SCHED_INFO`).
+/// The file with a thread's [`CpuTime`], if the kernel has it (`CONFIG_SCHED_INFO`).
 pub(crate) struct CpuClock(Option<File>);
 
 impl CpuClock {
-    /// The clock of the calling thread; another thread that reads it gets the time of the same
-    /// thread.
+    /// The clock of the calling thread. If another thread reads it, the time is still that of the
+    /// first thread.
     pub(crate) fn of_this_thread() -> CpuClock {
         CpuClock(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// Its time until now; one system call.
+    /// The thread's time until now. The call makes one system call.
     pub(crate) fn read(&self) -> Option<CpuTime> {
         let mut text = [0; 64];
         let length = self.0.as_ref()?.read_at(&mut text, 0).ok()?;
@@ -48,7 +48,7 @@ mod tests {
         assert!(parse("").is_none() && parse("1").is_none() && parse("x 1 2").is_none());
     }
 
-    /// This also holds when another thread reads it.
+    /// This is also true if another thread reads the clock.
     #[test]
     fn time_is_that_of_the_thread_that_began_it() {
         let clock = CpuClock::of_this_thread();

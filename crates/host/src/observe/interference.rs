@@ -1,20 +1,21 @@
 //! Interference: the tenants whose requests were served while a tenant's request waited.
 //!
-//! **Problem.** The operator of a slow tenant needs to know which tenants delay it. For an exact
-//! account, each request would need the service of every other tenant during its life.
+//! **Problem.** The operator of a slow tenant needs to know which tenants delay it. An exact
+//! account would need, for each request, the service of every other tenant during the request's
+//! lifetime.
 //!
-//! **Model.** A few requests are sampled: each shard has at most one under observation, and begins
-//! with the next at most once per [`PERIOD_NS`], so the cost does not depend on the number of
-//! requests. When the request arrives, the bytes served to each tenant so far are noted, over all
-//! shards; when it ends, its latency is divided among the tenants by the bytes served to each
-//! meanwhile. A tenant's own share is the delay by its own queue.
+//! **Model.** A few requests are sampled. Each shard observes at most one request at a time, and
+//! begins an observation at most once per [`PERIOD_NS`], so the cost does not depend on the number
+//! of requests. When the request arrives, the bytes served to each tenant so far are recorded, over
+//! all shards. When it ends, its latency is divided among the tenants by the bytes served to each
+//! during its lifetime. A tenant's own part is the delay that its own queue causes.
 //!
-//! **Bounds.** The tenants from number [`GROUPS`]` - 1` on are counted as one, so a shard's matrix
-//! has 32 KiB.
+//! **Bounds.** All tenants with numbers from [`GROUPS`]` - 1` on share one entry, so a shard's
+//! matrix has 32 KiB.
 //!
-//! *Memory ordering.* The service of each shard is a row of counters that it alone writes and that
-//! others read for their samples, relaxed: a sample may miss requests that end in the same moment,
-//! and no other data depends on it.
+//! *Memory ordering.* The service of each shard is a row of counters that only this shard writes.
+//! Other shards read the rows for their samples with relaxed ordering: a sample may miss requests
+//! that end in the same moment, and no other data depend on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,10 +25,10 @@ use fairq_core::Tag;
 
 /// The number of groups of tenants; the last one stands for all other tenants.
 pub const GROUPS: usize = 64;
-/// Nanoseconds between the beginnings of two observations of a shard, for up to eight shards;
-/// proportionally more for more shards.
+/// The time between the beginnings of two observations of a shard, in nanoseconds, for up to eight
+/// shards; it increases in proportion for more shards.
 pub const PERIOD_NS: u64 = 1_000_000;
-/// The bytes that a request without data counts for.
+/// The number of bytes as which a request without data is counted.
 const DATALESS_BYTES: u64 = 4096;
 
 /// Nanoseconds of delay that one tenant (row) suffered while others (columns) were served, over the
@@ -45,14 +46,14 @@ pub fn group(tenant: u16) -> usize {
     usize::from(tenant).min(GROUPS - 1)
 }
 
-/// The bytes that each shard has served to each group, and in the last row the bytes written from
-/// the page cache to the disk: a write into the cache is served when the disk has it.
+/// The bytes that each shard has served to each group. The last row has the bytes written from the
+/// page cache to the disk: a write to the cache counts as served when its data are on the disk.
 pub struct Served {
     shards: Box<[CachePadded<[AtomicU64; GROUPS]>]>,
 }
 
 impl Served {
-    /// Counters of 0 for `shards` shards.
+    /// Zero counters for `shards` shards.
     pub fn new(shards: usize) -> Served {
         let none = |_| CachePadded::new([const { AtomicU64::new(0) }; GROUPS]);
         Served { shards: (0..=shards).map(none).collect() }
@@ -116,8 +117,8 @@ impl Observed {
     /// Counts a request that has ended, and finishes its observation.
     #[inline]
     pub fn ended(&mut self, tag: Tag, tenant: u16, bytes: u64, latency_ns: u64) {
-        // Its own bytes are counted first: they are its own share of its delay, and make sure that
-        // the divisor of the delay is not 0.
+        // Its own bytes are counted first: they are its own part of its delay, and the divisor of
+        // the delay cannot be 0.
         self.served.add(self.shard, group(tenant), bytes.max(DATALESS_BYTES));
         if self.tag == Some(tag) {
             self.attribute(group(tenant), latency_ns);
@@ -145,10 +146,10 @@ impl Observed {
         }
     }
 
-    /// Clears a tenant's group, since its number is another tenant's from now on.
+    /// Clears a tenant's group, because the tenant's number now belongs to another tenant.
     pub fn forget(&mut self, tenant: u16) {
         let group = group(tenant);
-        // The last group is that of many tenants, and is not cleared for one of them.
+        // The last group belongs to many tenants, and is not cleared for one of them.
         if group < GROUPS - 1 {
             self.matrix[group].fill(0);
             self.matrix.iter_mut().for_each(|row| row[group] = 0);

@@ -1,17 +1,18 @@
-//! The bound of log lines that unauthenticated peers may cause.
+//! A limit on the log lines that unauthenticated peers can cause.
 //!
 //! Problem: an unauthenticated peer can cause log lines as fast as it connects or requests exports,
-//! and would fill the disk and hide important lines. Model: one token bucket for all lines that
-//! such peers cause, wherever in the server: a burst of `BURST` lines, then `PER_SECOND`. The
-//! process has one bucket, as it has one log. Lines without a token are counted; once a second a
-//! line reports their number, and `fairq_log_lines_suppressed_total` has their sum.
+//! which would fill the disk and hide important lines. Model: one token bucket for all such lines
+//! of the server: a burst of `BURST` lines, then `PER_SECOND` a second. The process has one bucket,
+//! because it has one log. Lines without a token are counted. Once a second a line reports their
+//! number, and `fairq_log_lines_suppressed_total` has their sum.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lines at once after a quiet time; a host that comes back with all its disks is logged in full.
+/// The number of lines that may be written at once after a quiet time. It suffices for a host that
+/// reconnects all its disks.
 const BURST: u32 = 256;
-/// Lines a second in the long run.
+/// The number of lines a second in the long run.
 const PER_SECOND: u32 = 10;
 
 /// The limit of all lines that unauthenticated peers cause.
@@ -50,7 +51,8 @@ impl LogLimit {
         let come = now.saturating_duration_since(filled).as_nanos() / period.as_nanos();
         let come = u32::try_from(come).unwrap_or(u32::MAX);
         bucket.tokens = bucket.tokens.saturating_add(come).min(BURST);
-        // The rest of a period counts for the next token. A full bucket begins anew.
+        // The rest of a period counts towards the next token. For a full bucket a new period
+        // starts.
         bucket.filled =
             if bucket.tokens == BURST { Some(now) } else { Some(filled + period * come) };
         let allowed = bucket.tokens > 0;
@@ -72,7 +74,7 @@ impl LogLimit {
         let mut bucket = self.lock();
         let count = bucket.suppressed - bucket.told;
         bucket.told = bucket.suppressed;
-        // The line is written without the lock, for which other threads may wait.
+        // The lock, for which other threads may wait, is not held while the line is written.
         drop(bucket);
         if count > 0 {
             tracing::warn!(
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(written(0, 1000), BURST);
         assert_eq!(written(99, 5), 0);
         assert_eq!(written(100, 5), 1);
-        // 250 ms are two tokens and a half; the half is not lost.
+        // 250 ms are two and a half tokens; the half is not lost.
         assert_eq!(written(350, 5), 2);
         assert_eq!(written(400, 5), 1);
         assert_eq!(limit.suppressed(), u64::from(1000 - BURST + 5 + 4 + 3 + 4));

@@ -1,4 +1,4 @@
-//! A running server's reports about itself, at little cost.
+//! Cheap reports of a running server about itself.
 
 pub mod cpu_time;
 pub mod interference;

@@ -1,25 +1,26 @@
 //! Decisions of the scheduler with the numbers that caused them, recorded on request.
 //!
-//! **Problem.** "Why did this request wait?" needs each decision as it was made, and requests must
-//! not pay for it while no recording is requested.
+//! **Problem.** To explain why a request waited, each decision of the scheduler has to be recorded
+//! when it is made. Requests must not become slower while no recording is requested.
 //!
-//! **Model.** A shard that records has its own ring of the last [`Decision`]s: plain memory,
-//! allocated when recording begins, not shared and not formatted. A shard that does not record has
-//! no ring, and each of the events below costs it one check of a pointer.
+//! **Model.** A shard that records keeps its last [`Decision`]s in a ring buffer of its own. The
+//! buffer is plain memory, allocated when recording begins, and neither shared nor formatted. A
+//! shard that does not record has no buffer, and each of the events below costs it one check of a
+//! pointer.
 //!
 //! | kind | when | numbers |
 //! |---|---|---|
 //! | arrive | accepted and tagged | the request; start tag, virtual time |
 //! | issue | issued to the device | class, free slots; start tag, virtual time |
-//! | held | none of the staged may be dispatched | reason ([`Held`]); its start tag |
+//! | held | requests are staged and none may be dispatched | reason ([`Held`]); the next request's start tag |
 //! | complete, fail | completed | – |
 //! | cancel | cancelled while staged: its client has ended, or its tenant was removed | – |
 //!
-//! The scheduler checks a hold repeatedly: the hold is recorded when it begins, and when its reason
-//! changes.
+//! The scheduler checks a hold repeatedly, but a hold is recorded only when it begins and when its
+//! reason changes.
 //!
-//! D is searched for by the control thread: it has a recorder of its own ([`DepthRecorder`]), with
-//! a row for each D that a store has had, and the reason.
+//! The control thread searches for D and has its own recorder ([`DepthRecorder`]), with a row for
+//! each value of D of a store, and the reason.
 
 use std::collections::VecDeque;
 
@@ -42,14 +43,14 @@ pub enum Kind {
     Cancel,
 }
 
-/// One decision, or an event that leads to one.
+/// One decision, or an event that causes one.
 #[derive(Clone, Copy, Debug)]
 pub struct Decision {
     /// The time, in nanoseconds of the process's clock.
     pub at_ns: u64,
     /// The kind of event.
     pub kind: Kind,
-    /// The tag of the shard's request.
+    /// The tag of the request on its shard.
     pub tag: Tag,
     /// The tenant.
     pub tenant: u16,
@@ -68,23 +69,23 @@ pub struct Decision {
 // The documentation states this size of a recording's entries.
 const _: () = assert!(size_of::<Decision>() <= 80);
 
-/// The records of a shard.
+/// The recorded decisions of a shard.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// The decisions, in order.
     pub decisions: Vec<Decision>,
-    /// The number of earlier decisions, for which there was no room.
+    /// The number of earlier decisions, which the ring has overwritten.
     pub lost: u64,
 }
 
-/// A ring of decisions.
+/// A ring buffer of decisions.
 pub struct Recorder {
     ring: Vec<Decision>,
-    /// The most decisions that it holds.
+    /// The largest number of decisions in the ring.
     most: usize,
     /// Decisions recorded so far.
     count: u64,
-    /// The last record, if it was a hold.
+    /// The last record, if it is a hold.
     held: Option<(Option<Held>, Option<u64>)>,
 }
 
@@ -101,7 +102,7 @@ impl Recorder {
         self.push(decision);
     }
 
-    /// Records that requests are held, if the last record does not say so.
+    /// Records that requests are held, unless the last record is the same hold.
     pub fn hold(&mut self, at_ns: u64, reason: Reason) {
         let held = Some((reason.held, reason.start_tag));
         if self.held != held {
@@ -130,12 +131,13 @@ impl Recorder {
         self.count += 1;
     }
 
-    /// The records.
+    /// Ends the recording and returns it.
     pub fn finish(self) -> Recording {
         let Recorder { mut ring, most, count, .. } = self;
         let lost = count.saturating_sub(most as u64);
         if lost > 0 {
-            // In a full ring the oldest decision is at the place of the next one.
+            // In a full ring the oldest decision is at the index where the next one would be
+            // written.
             ring.rotate_left((count % most as u64) as usize);
         }
         Recording { decisions: ring, lost }
@@ -165,11 +167,11 @@ pub struct DepthRecorder {
 }
 
 impl DepthRecorder {
-    /// The number of changes that are kept, the last ones.
+    /// The number of changes that are kept; older ones are dropped.
     pub const MOST: usize = 4096;
 
-    /// Records a store's D or its reason if one has changed. The device's performance changes with
-    /// every call, and is recorded only with a change of them.
+    /// Records a store's D or its reason if either has changed. The device's performance differs in
+    /// every call, so it is recorded only together with such a change.
     pub fn note(&mut self, at_ns: u64, store: u16, policy: &Stats) {
         let Stats { slots, depth, .. } = *policy;
         if slots.is_none() && depth.is_none() {

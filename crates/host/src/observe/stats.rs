@@ -1,10 +1,10 @@
-//! The service of each tenant and the work of each shard: counted by each shard alone, in plain
-//! memory, and copied out on request.
+//! The service of each tenant and the work of each shard. Each shard counts for itself, in plain
+//! memory, and sends copies on request.
 //!
-//! A shard copies out only the tenants whose counters have changed since the last report; the
-//! shards' pool keeps the rest in a `Ledger`, and sums only the changed ones again. Reports are
+//! A shard copies only the tenants whose counters have changed since the last report. The pool of
+//! shards keeps the earlier values in a `Ledger` and adds up only the changed tenants. Reports are
 //! shared, not copied, so the cost of a report depends on the number of changed tenants and not on
-//! all tenants.
+//! the number of all tenants.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::observe::cpu_time::CpuTime;
 use crate::observe::interference::{Matrix, empty_matrix};
 
-/// The largest latency that is counted, in nanoseconds: 100 seconds. Longer ones count as this.
+/// The largest latency that is recorded, in nanoseconds: 100 seconds. Longer latencies are recorded
+/// as this value.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;
 /// The value of `starved_since_ns` for a tenant that is not starved.
 const NOT_STARVED: u64 = u64::MAX;
@@ -39,15 +40,15 @@ impl Times {
     }
 }
 
-/// The requests of a tenant's clients, by operation. A request is one, whatever its length; it
-/// counts when its first order has completed.
+/// The requests of a tenant's clients, by operation. Each request counts as one, whatever its
+/// length; it is counted when its first order has completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ClientRequests {
     /// Reads.
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Flushes, discards, zeroings, and requests that the server answers by itself.
+    /// Flushes, discards, zeroings, and requests that the server answers without the device.
     pub others: u64,
 }
 
@@ -69,12 +70,12 @@ impl ClientRequests {
     }
 }
 
-/// The service of one tenant on one shard, or on several together; counters since the start. An
-/// *operation* is what the scheduler and the device have: a piece of at most
+/// The service of one tenant on one shard, or on several together: counters since the start. An
+/// *operation* is the unit of the scheduler and the device: a piece of at most
 /// [`PIECE`](crate::shard::request::PIECE) bytes of a read or write, or an order without data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TenantStats {
-    /// The clients' requests. The programs before this counter have left none.
+    /// The clients' requests; zero in states from programs that did not count them.
     #[serde(default)]
     pub requests: ClientRequests,
     /// Operations of reads completed.
@@ -95,8 +96,8 @@ pub struct TenantStats {
     pub staged_ns: u64,
     /// Time that requests were on the device, in total, in nanoseconds.
     pub device_ns: u64,
-    /// Time during which requests waited in the scheduler and none was on the device; summed over
-    /// shards.
+    /// Time during which requests waited in the scheduler and none was on the device, in
+    /// nanoseconds; summed over shards.
     pub starved_ns: u64,
     /// Requests accepted and not yet completed.
     #[serde(skip)]
@@ -202,7 +203,7 @@ impl TenantStats {
     #[inline]
     pub fn complete(&mut self, op: Op, length: u32, errno: i32, times: Times) {
         self.in_flight -= 1;
-        // This was the tenant's last request on the device, and others wait.
+        // The tenant now has no request on the device while others are staged, so it is starved.
         if self.staged > 0 && self.staged == self.in_flight {
             self.starved_since_ns = times.done_ns;
         }
@@ -225,8 +226,8 @@ impl TenantStats {
         copy
     }
 
-    /// Counts a completed request, which failed unless `errno` is 0 and was in the scheduler for
-    /// `staged_ns` of its latency.
+    /// Counts a completed request. It failed unless `errno` is 0. `staged_ns` is the part of its
+    /// latency that it spent in the scheduler.
     pub fn count(&mut self, op: Op, length: u32, errno: i32, latency_ns: u64, staged_ns: u64) {
         match op {
             Op::Read => {
@@ -328,7 +329,7 @@ pub struct ShardCounters {
 }
 
 impl ShardCounters {
-    /// Adds the counts of another; the CPU time stays the shard's own.
+    /// Adds the counts of another shard. The CPU time is not added.
     pub fn add(&mut self, other: &ShardCounters) {
         self.issued.iter_mut().zip(other.issued).for_each(|(own, other)| *own += other);
         self.joined += other.joined;
@@ -429,7 +430,8 @@ impl Ledger {
         for tenant in changed {
             let mut parts = self.kept.iter().filter_map(|shard| shard[tenant].as_ref());
             let Some(mut total) = parts.next().cloned() else { continue };
-            // A tenant with one connection is on one shard, and has no other parts to add.
+            // The total is copied only if another shard has a part: a tenant with one connection
+            // is on one shard.
             parts.for_each(|part| Arc::make_mut(&mut total).add(part));
             self.totals.tenants[tenant] = total;
         }

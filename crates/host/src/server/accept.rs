@@ -1,9 +1,9 @@
-//! Handshakes: from the accepted connection to the one that a shard serves, and their bound.
+//! Handshakes: from an accepted connection to a connection that a shard serves.
 //!
-//! **Floods.** Connections are accepted at once, and handshakes under way are bounded by the seats
-//! of a [`Crowd`](super::crowd::Crowd). A connection for which no descriptor is left takes that of
-//! the handshake that has been silent for longest. Failed handshakes are logged once a second,
-//! whatever their number.
+//! **Floods.** Connections are accepted at once, and the seats of a [`Crowd`](super::crowd::Crowd)
+//! bound the number of handshakes in progress. If no descriptor is free, the handshake that has
+//! been silent for longest is closed in favour of the new connection. The log has at most one line
+//! a second about failed handshakes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -39,15 +39,15 @@ use crate::shard::volume::Volume;
 #[derive(Default)]
 pub(super) struct Failures {
     count: u64,
-    /// The last one's peer and reason.
+    /// Peer and reason of the last one.
     last: Option<(String, String)>,
 }
 
 /// A listening socket and the task that accepts its connections.
 pub(super) struct Listening {
     pub(super) at: Listen,
-    /// The service manager has this socket too: connections to a socket that only it has would wait
-    /// for ever.
+    /// Whether the service manager also holds this socket. If the server closed it, the service
+    /// manager would keep it open, and connections to it would wait for ever.
     is_inherited: bool,
     pub(super) task: AbortHandle,
     /// The socket, for the next program in this process, and its name if the name is to be removed
@@ -80,7 +80,7 @@ impl Listening {
         (!self.is_inherited).then(|| (self.at.clone(), self.socket.as_fd()))
     }
 
-    /// Makes the socket's name vanish with the socket.
+    /// Makes the socket's file be removed when the socket is closed.
     pub(super) fn own(&mut self, name: &Path) {
         self.name = Some(Arc::new(OwnName(name.into())));
     }
@@ -111,7 +111,7 @@ impl ControlThread<'_> {
         Ok(place)
     }
 
-    /// Accepts clients in a task of its own.
+    /// Accepts clients in a separate task.
     fn open_clients(
         &mut self,
         at: &Listen,
@@ -124,7 +124,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Serves the connections of a listener in a task of its own.
+    /// Serves the connections of a listener in a separate task.
     pub(super) fn open_door(
         &mut self,
         role: Role,
@@ -152,7 +152,7 @@ impl ControlThread<'_> {
     /// See [`crate::server::Admin::unlisten`].
     pub(super) fn unlisten_at(&mut self, at: &Listen) -> Result<(), AdminError> {
         if *at == Listen::Ublk && self.has_disks_of_all {
-            // Without devices for all tenants there is nothing to start.
+            // The result is ignored: this needs no new device, and `update_disks` logs errors.
             let _ = self.set_disks_of_all(false);
             return Ok(());
         }
@@ -177,13 +177,13 @@ impl ControlThread<'_> {
         }
     }
 
-    /// Serves the one connection on standard input; `over` gets a message when it has ended.
+    /// Serves the one connection on standard input; sends a message to `over` when it has ended.
     fn serve_stdio(&self, over: mpsc::Sender<()>) -> Result<(), String> {
         let stream = listeners::stdio()?;
         let server = self.server.clone();
         tokio::spawn(async move {
             server.welcome(stream, None, "standard input".into()).await;
-            // The server ends when the shard no longer has the connection.
+            // The server may end only when the shard no longer has the connection.
             while !server.is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -192,8 +192,8 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Sets up all listeners; each accepts in a task of its own. `over` gets a message when there
-    /// is nothing left to wait for.
+    /// Sets up all listeners, each with an accepting task. A message on `over` means that the
+    /// connection on standard input has ended, and the server with it.
     pub(super) fn open(
         &mut self,
         over: &mpsc::Sender<()>,
@@ -208,7 +208,7 @@ impl ControlThread<'_> {
                 places.push(Listen::Stdio);
                 continue;
             }
-            // The configuration may name what the service manager has passed.
+            // The configuration may list a socket that the service manager has passed.
             if self.listeners.iter().any(|listening| listening.at == *at) {
                 continue;
             }
@@ -221,7 +221,7 @@ impl ControlThread<'_> {
                 Err(error) => unreachable!("{error}"),
             }
         }
-        // Sockets of tenants that are in no directory.
+        // Opens the sockets of tenants' keys, which are in no listed directory.
         if let Err(AdminError::Listen { at, cause }) = self.fit_guests() {
             return Err(ServerError::Listen { at, cause });
         }
@@ -236,8 +236,8 @@ impl ControlThread<'_> {
                     .map_err(|error| fail(error.to_string()))?;
             }
         }
-        // The control socket comes last: a program that reaches the control socket finds all the
-        // others.
+        // The control socket is opened last, so that a program that reaches it finds all the other
+        // sockets.
         if let Some(path) = &config.control {
             let fail = |cause| ServerError::Listen { at: Listen::Unix(path.clone()), cause };
             let listener = listeners::bind_private(path).map_err(fail)?;
@@ -249,7 +249,7 @@ impl ControlThread<'_> {
     }
 }
 
-/// Accepts connections for ever.
+/// Accepts connections until the task is aborted.
 async fn accept(server: Arc<Server>, listener: Listener) {
     loop {
         match listener.accept(server.config.timeouts.peer).await {
@@ -257,7 +257,8 @@ async fn accept(server: Arc<Server>, listener: Listener) {
                 let (seat, must_leave) = server.handshakes.enter(stream.source());
                 let server = server.clone();
                 tokio::spawn(async move {
-                    // The order matters: a handshake that ends in the same moment is kept.
+                    // The branches are checked in order: a handshake that completes in the moment
+                    // of its eviction is kept.
                     tokio::select! {
                         biased;
                         () = server.welcome(stream, Some(seat), peer.clone()) => {}
@@ -279,10 +280,10 @@ trait IntoFd: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 
 impl IntoFd for UnixStream {
     fn into_fd(self) -> io::Result<OwnedFd> {
-        // The ring waits only for sockets that block: on others it answers `EAGAIN` at once.
+        // The ring waits only on blocking sockets: on others it returns `EAGAIN` at once.
         let stream = self.into_std()?;
         stream.set_nonblocking(false)?;
-        // With a smaller buffer, which is what the kernel may grant, replies leave in more pieces.
+        // The kernel may grant a smaller buffer; replies are then sent in more pieces.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER);
         Ok(stream.into())
     }
@@ -301,13 +302,14 @@ impl Server {
         match stream {
             Stream::Unix(stream) => match User::of_peer(&stream) {
                 Ok(user) => self.negotiate(Watched::new(stream, seat), Some(user), peer).await,
-                Err(error) => tracing::debug!(%error, "the user that has connected is not known"),
+                Err(error) => tracing::debug!(%error, "cannot determine the user of a connection"),
             },
             Stream::Tcp(stream) => self.negotiate(Watched::new(stream, seat), None, peer).await,
         }
     }
 
-    /// Performs a connection's handshake and hands it to a shard. Dropping the future closes it.
+    /// Performs a connection's handshake and passes the connection to a shard. Dropping the future
+    /// closes the connection.
     async fn negotiate<S: IntoFd>(&self, stream: Watched<S>, user: Option<User>, peer: String) {
         let tenants = self.tenants();
         let place = Mutex::new(None);
@@ -344,11 +346,12 @@ impl Server {
                 return;
             }
         };
-        // A client with an identity is named in the log; all others share the log's limit.
+        // A client with a certificate's identity is always logged; all others share the log's rate
+        // limit.
         let is_told = negotiated.identity.is_some() || STRANGERS.allows();
         let Member { tenant, flow, .. } = tenants.member_of(negotiated.export);
-        // The handshake used the list of tenants of the time when it began. A tenant that was
-        // removed and added again has another flow.
+        // The handshake used the list of tenants as of its beginning. A tenant that was removed and
+        // added again has another flow.
         let tenants_now = self.tenants();
         let Some(now) = tenants_now.members().find(|now| now.flow == *flow) else {
             if is_told {
@@ -360,7 +363,7 @@ impl Server {
             }
             return;
         };
-        // The handshake used the revocation lists of the time when it began.
+        // The handshake used the revocation lists as of its beginning.
         if self.revoked().is_some_and(|revoked| revoked.has_one_of(&shown)) {
             tracing::info!(peer, "the client's certificate was revoked during the handshake");
             return;
@@ -370,10 +373,10 @@ impl Server {
         if is_told {
             tracing::info!(peer, tenant = tenant.name, shard, "connected");
         }
-        // The tenant's range may have shrunk meanwhile.
+        // The tenant's range may have shrunk during the handshake.
         let size = negotiated.size.min(now.tenant.size);
         let volume = Volume { size, ..now.volume(negotiated.blocks.min) };
-        // This connection's own place is already counted.
+        // The count includes this connection.
         let has_others = now.all_connections() > 1;
         let gate = has_others.then(|| Arc::new(Meeting::new(self.shards.count())));
         if let Some(gate) = &gate {
@@ -385,21 +388,20 @@ impl Server {
         self.send_nbd(shard, NbdMessage::Connect(Box::new(connect)));
     }
 
-    /// The revoked certificates now.
+    /// The revoked certificates, as of now.
     fn revoked(&self) -> Option<Arc<Revoked>> {
         self.handshake().tls.tls().map(|tls| tls.revoked().clone())
     }
 
-    /// Ends the connections of clients whose certificates have been revoked, by the revocation
-    /// lists that have just been read. The same thread hands new connections over, so no connection
-    /// comes in between.
+    /// Ends the connections of clients whose certificates are in the revocation lists just read.
+    /// This thread also passes new connections to the shards, so no connection is missed.
     pub(super) fn end_revoked(&self) {
         if let Some(revoked) = self.revoked().filter(|revoked| !revoked.is_empty()) {
             self.send_nbd_all(|| NbdMessage::Revoke(revoked.clone()));
         }
     }
 
-    /// Notes a failed handshake.
+    /// Records a failed handshake.
     fn failed(&self, peer: String, error: &HandshakeError) {
         tracing::debug!(peer, %error, "handshake failed");
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -407,7 +409,8 @@ impl Server {
         failures.last = Some((peer, error.to_string()));
     }
 
-    /// Logs the number of handshakes that have failed since the last call, and of suppressed lines.
+    /// Logs the number of failed handshakes since the last call, and the number of suppressed log
+    /// lines.
     pub(super) fn log_failures(&self) {
         let failures =
             std::mem::take(&mut *self.failures.lock().unwrap_or_else(PoisonError::into_inner));
@@ -417,8 +420,8 @@ impl Server {
         STRANGERS.tell();
     }
 
-    /// Ends the connections of clients whose certificates have expired. The certificate is checked
-    /// in the handshake only; a connection may last for months.
+    /// Ends the connections of clients whose certificates have expired: the certificate is checked
+    /// only in the handshake, and a connection may last for months.
     pub(super) fn end_expired(&self) {
         if !self.handshake().tls.tls().is_some_and(Tls::clients_certified) {
             return;

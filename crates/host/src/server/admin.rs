@@ -33,22 +33,22 @@ pub struct Status {
     pub connections: Vec<usize>,
     /// Bytes of the connections' buffers, and their limit.
     pub memory: (u64, u64),
-    /// The state of the policies of all stores together; values that cannot be summed, such as
-    /// virtual time, are there if there is one store.
+    /// The state of the policies of all stores together. Values that cannot be summed, such as
+    /// virtual time, are present only if there is one store.
     pub policy: Stats,
     /// The stores that have files, in the order of their numbers.
     pub stores: Vec<StoreStatus>,
     /// The time for which requests have been waiting until the previous policy finishes; `None` if
-    /// no change is going on.
+    /// no change of the policy is in progress.
     pub changing: Option<Duration>,
     /// The weights of the device's classes, if the policy sets them.
     pub classes: Option<ClassWeights>,
-    /// Whether the server accepts no new connections and ends with the last one.
+    /// Whether the server drains: it accepts no new connections and ends when the last one ends.
     pub is_draining: bool,
     /// Files that have become shorter while they were served.
     pub cut_off: Vec<CutOff>,
-    /// Tenants whose data may be lost since a write-back failed, by their
-    /// [`Member::number`](crate::server::Member::number), and the errno.
+    /// Tenants whose data may be lost because a write-back failed, each with the errno, by their
+    /// [`Member::number`](crate::server::Member::number).
     pub write_back_errors: Vec<(u16, i32)>,
     /// Writes of ended connections, and the requests that waited for them, by the tenants'
     /// [`Member::number`](crate::server::Member::number).
@@ -63,9 +63,10 @@ pub struct Status {
     /// The tenants' effective weights and reservations, by their numbers; empty while no tenant is
     /// in a group or has a reservation.
     pub shares: HashMap<u16, ShareStats>,
-    /// The sockets for guests, by the tenants' numbers; those of a tenant by their paths.
+    /// The sockets for guests, by the tenants' numbers; the sockets of one tenant are sorted by
+    /// path.
     pub attachments: HashMap<u16, Vec<AttachmentStatus>>,
-    /// The control thread's turns so far.
+    /// The durations of the control thread's turns so far.
     pub control: Turns,
     /// The number of upgrades in this process.
     pub upgrades: u64,
@@ -76,7 +77,7 @@ pub struct Status {
 pub struct StoreStatus {
     /// Its number; see [`Member::store`].
     pub number: u16,
-    /// Its name: the operator's, or its device.
+    /// The name: the operator's `store` name, or the name of its device.
     pub name: String,
     /// Requests that the store has not completed.
     pub on_device: u64,
@@ -89,7 +90,7 @@ pub struct StoreStatus {
     pub policy: Stats,
 }
 
-/// The way in which a guest or this machine has a tenant as a disk.
+/// The way in which a guest or this machine attaches a tenant's range as a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttachmentKind {
     /// A socket at which a guest attaches the disk.
@@ -167,14 +168,14 @@ impl Status {
     }
 }
 
-/// The program that takes over.
+/// The program that takes over the server in an upgrade.
 #[derive(Clone, Debug)]
 pub struct Successor {
     /// Its path.
     pub program: PathBuf,
     /// Its `argv[0]`.
     pub name: OsString,
-    /// Its arguments; `Predecessor` follows the last of them.
+    /// Its arguments; the server appends `Predecessor` as the last one.
     pub args: Vec<OsString>,
 }
 
@@ -188,75 +189,78 @@ pub trait Admin {
     fn listening(&self) -> Vec<Listen>;
     /// The listening sockets of clients, except those that the service manager has made.
     fn sockets(&self) -> Vec<(Listen, BorrowedFd<'_>)>;
-    /// Opens (or creates) one more file for tenants, or keeps one that was to be closed; returns
-    /// its number and its size in bytes. Fails with [`AdminError::Opening`] if that takes longer
-    /// than 20 ms: the opening goes on, and the same call returns its result later.
+    /// Opens (or creates) one more file for tenants, or cancels the pending closing of an open one;
+    /// returns its number and its size in bytes. Fails with [`AdminError::Opening`] if this takes
+    /// longer than 20 ms. The opening then continues, and the same call returns its result later.
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError>;
-    /// Begins to open a file that [`Admin::open_file`] is to be called for within a minute. Fails
-    /// only with [`AdminError::Opening`], until the file is open or cannot be opened.
+    /// Begins to open a file in advance; [`Admin::open_file`] has to be called for it within a
+    /// minute. Returns [`AdminError::Opening`] while the file is being opened, and `Ok` when it is
+    /// open or cannot be opened; also fails if no thread can be started for it.
     fn prepare_file(&mut self, spec: &FileSpec) -> Result<(), AdminError>;
-    /// Closes a file that no tenant uses, once no request to it is under way.
+    /// Closes a file that no tenant uses, once no request to it is in flight.
     fn close_file(&mut self, file: u16);
-    /// Adds tenants. No other tenant may have their ranges. No client can open one before all
-    /// requests of removed tenants that had its range have ended, and, if it is to be wiped
-    /// (`true`), before it reads as zeroes ([`Member::preparing`]). Each is added or refused by
-    /// itself. Many in one call cost little more than one.
+    /// Adds tenants, whose ranges must be free. A client can open a new tenant only after all
+    /// requests of removed tenants to the same range have ended and, if the range is to be wiped
+    /// (`true`), after it reads as zeroes ([`Member::preparing`]). Each tenant is added or refused
+    /// independently of the others. A call with many tenants costs little more than a call with
+    /// one.
     fn add(&mut self, tenants: Vec<(Tenant, bool)>) -> Vec<Result<(), AdminError>>;
-    /// Removes tenants: their connections end when their requests in flight are answered, and are
-    /// cut off after a timeout ([`Timeouts::answers`](crate::server::Timeouts::answers)). Many in
-    /// one call cost little more than one.
+    /// Removes tenants. Their connections end when their requests in flight are answered; after a
+    /// timeout they are closed ([`Timeouts::answers`](crate::server::Timeouts::answers)). A call
+    /// with many tenants costs little more than a call with one.
     fn remove(&mut self, names: &[&str]) -> Vec<Result<(), AdminError>>;
-    /// Gives a tenant another name; its connections and all that it has stay.
+    /// Renames a tenant, which keeps its connections and all its state.
     fn rename(&mut self, name: &str, new: &str) -> Result<(), AdminError>;
-    /// Gives a tenant's range another end. The added bytes must be free, and are zeroed first if
-    /// `wipe`. Requests to removed bytes are refused at once; the bytes are free when
+    /// Changes the size of a tenant's range. Added bytes must be free, and are zeroed first if
+    /// `wipe`. Requests to removed bytes are refused at once; these bytes become free when
     /// [`Member::resizing`] is over. Clients see the new size when they connect again.
     fn resize(&mut self, name: &str, size: u64, wipe: bool) -> Result<(), AdminError>;
     /// Sets the tenant of clients that name no export.
     fn set_default(&mut self, default: Option<DefaultTenant>) -> Result<(), AdminError>;
-    /// The size of a file at the last check (one a second), in bytes; `None` if it has none of its
-    /// own.
+    /// The size of a file at the last check (one a second), in bytes; `None` unless the device
+    /// is a file device.
     fn size_of(&self, file: u16) -> Option<u64>;
-    /// Gives tenants other settings, for requests that come from now on
-    /// ([`TenantSettings::updated`]). Each tenant is updated or refused by itself, and keeps all of
-    /// its settings if one is refused. Many in one call cost little more than one.
+    /// Changes the settings of tenants, for requests that arrive from now on
+    /// ([`TenantSettings::updated`]). Each tenant is updated or refused independently; if one of
+    /// its settings is refused, it keeps all its old ones. A call with many tenants costs little
+    /// more than one.
     fn update(&mut self, updates: &[(String, TenantSettings)]) -> Vec<Result<(), AdminError>>;
-    /// Adds a group of tenants, or changes it; the group that it is in must be there.
+    /// Adds a group of tenants, or changes it; its parent group must exist.
     fn set_group(&mut self, group: &Group) -> Result<(), AdminError>;
     /// Removes a group that has no members.
     fn remove_group(&mut self, name: &str) -> Result<(), AdminError>;
-    /// Makes a tenant's flushes fail with `EIO`, since an earlier server's error `errno` says that
-    /// its data may be lost; until [`Admin::clear_error`].
+    /// Makes a tenant's flushes fail with `EIO` until [`Admin::clear_error`], because an earlier
+    /// server recorded with the error `errno` that the tenant's data may be lost.
     fn lose(&self, member: &Member, errno: i32);
-    /// Stops failing a tenant's flushes because of a failed write-back; returns its errno, if there
-    /// was one.
+    /// Clears the error of a tenant whose flushes fail after a failed write-back; returns its
+    /// errno, if there was one.
     fn clear_error(&mut self, name: &str) -> Result<Option<i32>, AdminError>;
     /// Changes a parameter of the policy.
     fn tune(&mut self, tuning: Tuning) -> Result<(), AdminError>;
-    /// Replaces the policy once the one in force has completed all its requests; requests that come
-    /// meanwhile wait. The new policy must have been built for as many shards, tenants and tags.
-    /// [`Status::changing`] says whether it is over.
+    /// Replaces the policy once the present one has completed all its requests; new requests wait
+    /// until then. The new policy must have been built for the same number of shards, tenants and
+    /// tags. [`Status::changing`] reports whether the change is complete.
     fn change_policy(&mut self, next: BuiltPolicy) -> Result<(), AdminError>;
     /// Sets the TLS mode of handshakes that begin from now on.
     fn set_tls(&mut self, tls: TlsMode);
     /// Listens at one more address; returns the address.
     fn listen(&mut self, at: &Listen) -> Result<Listen, AdminError>;
-    /// Stops listening at an address; connections made there go on.
+    /// Stops listening at an address; connections made there stay open.
     fn unlisten(&mut self, at: &Listen) -> Result<(), AdminError>;
     /// Records the scheduler's decisions, the last `events` of each shard, and the search for D.
     fn record(&mut self, events: usize);
     /// Stops recording; returns each shard's events and the changes of D.
     fn recorded(&mut self) -> (Vec<Recording>, Vec<DepthChange>);
-    /// The state that [`Admin::upgrade`] hands over, without connections and memory: so that the
-    /// next program can check it.
+    /// The state that [`Admin::upgrade`] passes on, without connections and memory, so that the
+    /// next program can check it before the upgrade.
     fn upgrade_state(&self, operator: serde_json::Value) -> Result<File, AdminError>;
     /// Stops accepting clients until the upgrade, or for two seconds; clients wait meanwhile. True
-    /// if no handshake is under way, or if handshakes have had 500 ms to end.
+    /// if no handshake is in progress, or if 500 ms have passed since the first call.
     fn is_ready_for_upgrade(&mut self) -> bool;
-    /// Executes another program in this process, which takes over the server. Returns only if that
-    /// fails, with the reason; everything then goes on unchanged.
+    /// Executes another program in this process; that program takes over the server. Returns only
+    /// if this fails, with the reason; the server then continues unchanged.
     fn upgrade(&mut self, successor: &Successor, operator: serde_json::Value) -> AdminError;
-    /// Accepts no more connections and ends when the last one has ended; with `now`, ends as at
-    /// SIGTERM.
+    /// Accepts no more connections and ends when the last one has ended. With `now`, the server
+    /// ends as after SIGTERM.
     fn drain(&mut self, now: bool);
 }

@@ -15,13 +15,13 @@ fn in_words(error: &FlowError) -> String {
     match error {
         FlowError::Full => "all places for tenants are taken: remove a tenant, or run fairq ctl \
                             upgrade, which makes room for 64 more; if the log names another \
-                            reason, see to that"
+                            reason, remove that cause"
             .into(),
         error => error.to_string(),
     }
 }
 
-/// The reason why a change was not made; a change that fails has changed nothing.
+/// The reason why a change was not made. A failed change has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// There is no tenant of that name.
@@ -60,22 +60,22 @@ pub enum AdminError {
     Device(#[from] DeviceError),
     /// A file's file system does not answer.
     #[error(
-        "{} is still being opened, for {} s: its file system does not answer; see to it or to the \
-         device, then ask again", path.display(), waited.as_secs()
+        "{} has been opening for {} s: its file system does not answer; check it and its \
+         device, then try again", path.display(), waited.as_secs()
     )]
     Opening {
         /// The file.
         path: PathBuf,
-        /// The time for which it is being opened.
+        /// The time for which the opening has been in progress.
         waited: Duration,
     },
-    /// The policy does not fit the device.
+    /// The policy cannot run on the device.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The previous change of the policy is still going on.
+    /// The previous change of the policy is still in progress.
     #[error(
-        "the policy before this one has not finished its requests yet: wait until `status` says \
-         so, and try again"
+        "the previous policy has not finished its requests yet: wait until `status` no longer \
+         shows the change, and try again"
     )]
     Changing,
     /// The server cannot listen.
@@ -92,7 +92,7 @@ pub enum AdminError {
          clients would wait for ever"
     )]
     Inherited(Listen),
-    /// The next program cannot take over.
+    /// The next program cannot take over the server.
     #[error("not upgraded, and nothing has changed: {0}")]
     Upgrade(String),
     /// The server does not listen at this address.

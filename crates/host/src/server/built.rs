@@ -1,5 +1,5 @@
-//! Policies that are built and not in force yet: the first store's with a port for each shard, and
-//! the function that builds those of later stores.
+//! Policies that are built and not yet in force: the first store's policy with a port for each
+//! shard, and the function that builds the policies of later stores.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ type Build = Box<dyn Fn() -> Result<BuiltPolicy, String> + Send>;
 pub struct BuiltPolicy {
     pub(super) policy: Arc<dyn Limits>,
     ports: Box<dyn Ports>,
-    /// The most stores, and the function that builds the policies after the first.
+    /// The largest number of stores, and the function that builds the policies of the later ones.
     more: Option<(usize, Build)>,
 }
 
 impl BuiltPolicy {
-    /// From a policy and its ports.
+    /// A built policy with its ports.
     pub fn new<L: Limits>(policy: L, ports: Vec<L::Port>) -> BuiltPolicy
     where
         L::Port: 'static,
@@ -31,8 +31,8 @@ impl BuiltPolicy {
         BuiltPolicy { policy: Arc::new(policy), ports: Box::new(ports), more: None }
     }
 
-    /// For a device of up to `stores` stores: when a store other than the first gets a tenant,
-    /// `build` builds its policy from the same configuration.
+    /// Makes it suitable for a device of up to `stores` stores: when another store gets its first
+    /// tenant, `build` builds that store's policy from the same configuration.
     #[must_use]
     pub fn for_stores(
         mut self,
@@ -40,12 +40,12 @@ impl BuiltPolicy {
         build: impl Fn() -> Result<BuiltPolicy, String> + Send + 'static,
     ) -> BuiltPolicy {
         // A device with one store needs no choice between ports, and `StorePort` would make each
-        // verb dearer.
+        // call more expensive.
         self.more = (stores > 1).then(|| (stores, Box::new(build) as Build));
         self
     }
 
-    /// The number of shards that it was built for.
+    /// The number of shards for which it was built.
     pub(super) fn shards(&self) -> usize {
         self.ports.shards()
     }
@@ -67,7 +67,7 @@ impl BuiltPolicy {
     }
 }
 
-/// The first store's policy, and the source of the others.
+/// The first store's policy, and the builder of the others.
 pub(super) struct Policies {
     pub(super) first: Arc<dyn Limits>,
     /// `None` for a device that has one store.
@@ -76,31 +76,32 @@ pub(super) struct Policies {
 
 /// The policies of stores after the first.
 pub(super) struct Later {
-    /// The most stores.
+    /// The largest number of stores.
     pub(super) most: usize,
     build: Build,
     stock: Box<dyn AnyStock>,
 }
 
 impl Later {
-    /// The next store's policy, which goes to [`Self::put`] when it is ready for flows.
+    /// Builds the next store's policy. The caller passes it to [`Self::put`] when it is ready for
+    /// flows.
     pub(super) fn build(&self) -> Result<BuiltPolicy, String> {
         (self.build)()
     }
 
-    /// Gives shards the next store's ports.
+    /// Makes the next store's ports available to the shards.
     pub(super) fn put(&self, built: BuiltPolicy) {
         self.stock.put(built.ports);
     }
 }
 
-/// Ports of one type, by shard.
+/// Ports of one type, one for each shard.
 trait Ports: Any + Send {
     fn shards(&self) -> usize;
-    /// Converts them to the ports of the only store.
+    /// Converts them to the loops of a server with a single store.
     fn alone(self: Box<Self>) -> PolicyLoops<AnyDevice, Fronts>;
-    /// Converts them to the ports of the first of several stores, with the stock into which the
-    /// ports of later stores are put.
+    /// Converts them to the loops of the first of several stores; also returns the stock for the
+    /// ports of later stores.
     fn among(
         self: Box<Self>,
         stores: usize,
@@ -109,7 +110,7 @@ trait Ports: Any + Send {
     ) -> (PolicyLoops<AnyDevice, Fronts>, Box<dyn AnyStock>);
 }
 
-/// The stock into which the ports of later stores are put.
+/// The stock for the ports of later stores, whatever their type.
 trait AnyStock {
     fn put(&self, ports: Box<dyn Ports>);
 }

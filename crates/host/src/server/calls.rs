@@ -1,23 +1,24 @@
 //! Requests to the control thread: lines on the control socket, and HTTP requests of scrapers and
 //! browsers.
 //!
-//! Each connection is a task that reads and writes. Its requests go to the control thread, which
-//! alone may change the server, through a short channel. Lines and HTTP requests are passed on
-//! unchanged: the operator interprets them.
+//! A task reads and writes each connection. It sends the requests through a short channel to the
+//! control thread, the only thread that may change the server. Lines and HTTP requests are passed
+//! on unchanged, and the operator interprets them.
 //!
-//! **Rights.** Only the server's user and root may use a Unix socket, of either kind: its mode says
-//! so, and the peer's credentials are checked. Over TCP everybody may send requests; the operator
-//! must restrict what they can change.
+//! **Rights.** Only the server's user and root may use a Unix socket, for control or HTTP: its mode
+//! ensures this, and the peer's credentials are checked. Over TCP everybody may send requests, so
+//! the operator must restrict what they can change.
 //!
-//! **Bounds.** [`CONNECTIONS`] of the control socket, [`HTTP_CONNECTIONS`] of HTTP, lines of at
-//! most [`LINE`] bytes, bodies of [`BODY`], and a client that takes longer than
-//! [`Timeouts::http`](super::Timeouts::http) to take an answer or to finish a line is cut off; one
-//! that is silent between lines is not.
-//! Strangers reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
+//! **Bounds.** The server has at most [`CONNECTIONS`] of the control socket and
+//! [`HTTP_CONNECTIONS`] of HTTP. A line has at most [`LINE`] bytes, a body at most [`BODY`]. A
+//! client that takes longer than [`Timeouts::http`](super::Timeouts::http) to take an answer or to
+//! finish a line is disconnected; a client that is silent between lines is not. Untrusted clients
+//! reach HTTP, so a new connection there never waits for slow ones: see [`Crowd`].
 //!
-//! **Descriptors.** When none are left, a new HTTP connection takes the descriptor of the one that
-//! has been silent for longest, and a connection of the control socket takes a reserved one
-//! ([`Reserve`]), so that the operator can find and end the connections that use descriptors up.
+//! **Descriptors.** When no descriptor is free, the HTTP connection that has been silent for
+//! longest is closed in favour of a new one, and a connection of the control socket takes a
+//! reserved descriptor ([`Reserve`]), so that the operator can find and close the connections that
+//! use the descriptors.
 
 use std::convert::Infallible;
 use std::io;
@@ -51,22 +52,22 @@ const BODY: usize = 1 << 16;
 const CONNECTIONS: usize = 32;
 /// HTTP connections at a time.
 const HTTP_CONNECTIONS: usize = 128;
-/// Descriptors kept back for the control socket.
+/// The number of descriptors that are reserved for the control socket.
 const RESERVE: usize = 4;
 /// The pause between two tries of a call that waits for a file system.
 pub(super) const CALL_PERIOD: Duration = Duration::from_millis(20);
 
-/// An answer, or the function that makes it. A thread of its own calls the function, since with
-/// thousands of tenants it takes long.
+/// An answer, or the function that computes it. A separate thread calls the function, since it
+/// takes long with thousands of tenants.
 pub enum Answer<T> {
     /// The answer.
     Ready(T),
-    /// The function that makes the answer.
+    /// The function that computes the answer.
     Later(Box<dyn FnOnce() -> T + Send>),
 }
 
 impl<T: Send + 'static> Answer<T> {
-    /// The answer; this thread makes it if necessary.
+    /// The answer; this thread computes it if necessary.
     pub fn now(self) -> T {
         match self {
             Answer::Ready(answer) => answer,
@@ -74,7 +75,7 @@ impl<T: Send + 'static> Answer<T> {
         }
     }
 
-    /// The answer; another thread makes it if necessary. `None` if that failed.
+    /// The answer; another thread computes it if necessary. `None` if that thread failed.
     async fn made(self) -> Option<T> {
         match self {
             Answer::Ready(answer) => Some(answer),
@@ -85,16 +86,17 @@ impl<T: Send + 'static> Answer<T> {
 
 /// The result of a line of the control socket.
 pub struct Reply {
-    /// The answer; none if the line wants none.
+    /// The answer; `None` if the line requires no answer.
     pub text: Option<Answer<String>>,
     /// Whether the call has begun work that is not finished. The same line is then passed again,
     /// for at most [`Timeouts::call`](super::Timeouts::call), and the last answer is sent.
     pub is_unfinished: bool,
-    /// The answers of the finished calls of a batch; they are passed again with the line.
+    /// The answers of the finished calls of a batch, which are passed to the operator again with
+    /// the line.
     pub made: Made,
 }
 
-/// The answers of the first calls of a batch, `None` for a call that wants no answer.
+/// The answers of the first calls of a batch; `None` for a call that requires no answer.
 pub type Made = Vec<Option<String>>;
 
 /// A connection of the control socket, its line, and the answers made so far.
@@ -107,15 +109,15 @@ pub(super) struct Caller {
 
 /// A request to the control thread.
 pub(super) enum Call {
-    /// A line of the control socket, with the answers made so far, and where the answer goes.
+    /// A line of the control socket, with the answers made so far, and the channel for the reply.
     Line(Caller, oneshot::Sender<Reply>),
     /// An HTTP request.
     Http(Box<HttpRequest>, oneshot::Sender<HttpResponse>),
 }
 
-/// An HTTP request, whole; one that came over TCP has its [`Door`] among its extensions.
+/// A complete HTTP request. If it came over TCP, its extensions contain the [`Door`].
 pub type HttpRequest = Request<Vec<u8>>;
-/// Its answer; a body that many clients request is shared by their answers.
+/// Its answer. A body that many clients request is shared by their answers.
 pub type HttpResponse = Response<Answer<Bytes>>;
 
 /// The address of this machine to which an HTTP client has connected.
@@ -125,7 +127,7 @@ pub struct Door(pub SocketAddr);
 /// The sender of requests to the control thread.
 pub(super) type Calls = mpsc::Sender<Call>;
 
-/// Serves the control socket for ever.
+/// Serves the control socket until the task is dropped.
 pub(super) async fn serve_control(listener: Listener, calls: Calls, timeouts: Timeouts) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let reserve = Arc::new(Reserve::new());
@@ -149,13 +151,13 @@ pub(super) async fn serve_control(listener: Listener, calls: Calls, timeouts: Ti
     }
 }
 
-/// Descriptors in reserve: each can be closed to accept a connection, and the descriptor of a
-/// connection that ends returns to the reserve without being free in between.
+/// Reserved descriptors. One can be closed to accept a connection. When such a connection ends, its
+/// descriptor returns to the reserve at once, so no other code can take it.
 struct Reserve(Mutex<Vec<OwnedFd>>);
 
 impl Reserve {
     fn new() -> Reserve {
-        // A smaller reserve is no reason not to start.
+        // A smaller reserve does not prevent the start.
         let spare = |_| std::fs::File::open("/dev/null").map(OwnedFd::from).ok();
         Reserve(Mutex::new((0..=RESERVE).filter_map(spare).collect()))
     }
@@ -164,14 +166,14 @@ impl Reserve {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees a descriptor; false if the reserve is used up.
+    /// Frees a reserved descriptor; false if the reserve is empty.
     fn give(&self) -> bool {
         let mut spare = self.lock();
-        // The last descriptor is the one from which the others are copied.
+        // The last descriptor is kept, because the others are copies of it.
         spare.len() > 1 && spare.pop().is_some()
     }
 
-    /// Closes a connection; its descriptor belongs to the reserve if that is not full.
+    /// Closes a connection; its descriptor returns to the reserve unless the reserve is full.
     fn take_back(&self, stream: UnixStream) {
         let mut spare = self.lock();
         let Ok(mut fd) = stream.into_std().map(OwnedFd::from) else { return };
@@ -193,8 +195,8 @@ async fn control(stream: &mut UnixStream, calls: Calls, timeouts: Timeouts) -> i
     serve_calls(stream, None, calls, timeouts).await
 }
 
-/// Goes on with a connection of the control socket that the previous program has left with its last
-/// line unanswered.
+/// Continues a connection of the control socket that the previous program has passed on with its
+/// last line unanswered.
 pub(super) async fn go_on(
     mut stream: UnixStream,
     caller: Caller,
@@ -244,7 +246,7 @@ async fn answer_call(
     calls: &Calls,
     timeouts: Timeouts,
 ) -> io::Result<()> {
-    // There is no answer if the server is ending or the line wants none.
+    // There is no answer if the server is ending or the line requires none.
     if let Some(mut answer) = called(caller, calls, timeouts.call).await {
         answer.push('\n');
         timeout(timeouts.http, writer.write_all(answer.as_bytes())).await??;
@@ -252,8 +254,8 @@ async fn answer_call(
     Ok(())
 }
 
-/// Makes a call, and repeats it while it is unfinished, for at most `longest`, which counts anew
-/// for each call of a batch; returns the answer.
+/// Makes a call, and repeats it while it is unfinished, for at most `longest`; each call of a batch
+/// has its own `longest`. Returns the answer.
 async fn called(mut caller: Caller, calls: &Calls, longest: Duration) -> Option<String> {
     let mut deadline = Instant::now() + longest;
     loop {
@@ -285,7 +287,7 @@ fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     Ok(theirs == ours || theirs == 0)
 }
 
-/// Serves HTTP for ever.
+/// Serves HTTP until the task is dropped.
 pub(super) async fn serve_http(listener: Listener, calls: Calls, timeouts: Timeouts) {
     let crowd = Crowd::new(HTTP_CONNECTIONS);
     loop {
@@ -301,7 +303,7 @@ pub(super) async fn serve_http(listener: Listener, calls: Calls, timeouts: Timeo
             tokio::select! {
                 () = welcome(stream, seat, calls, timeouts.http) => {}
                 Ok(()) = must_leave => {
-                    tracing::debug!("an HTTP connection was silent for longest and had to go");
+                    tracing::debug!("closed the HTTP connection that had been silent for longest");
                 }
             }
         });
@@ -315,7 +317,7 @@ async fn welcome(stream: Stream, seat: Seat, calls: Calls, patience: Duration) {
             http(Watched::new(stream, Some(seat)), None, calls, patience).await;
         }
         Stream::Unix(_) => {}
-        // A connection without an address has lost its client.
+        // A connection without an address is closed, because its client has disconnected.
         Stream::Tcp(stream) => {
             if let Ok(at) = stream.local_addr() {
                 http(Watched::new(stream, Some(seat)), Some(Door(at)), calls, patience).await;
@@ -339,7 +341,7 @@ async fn http<S: AsyncRead + AsyncWrite + Unpin>(
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .serve_connection(TokioIo::new(stream), service);
-    // This also bounds the time that a client may keep a connection: a new one costs it nothing.
+    // This also bounds the lifetime of a connection; a client can open a new one at no cost.
     if let Ok(Err(error)) = timeout(6 * patience, connection).await {
         tracing::debug!(%error, "an HTTP connection ended");
     }
@@ -360,7 +362,7 @@ async fn answer(
     let Ok(Ok(body)) = timeout(patience, Limited::new(body, BODY).collect()).await else {
         return refuse(
             StatusCode::PAYLOAD_TOO_LARGE,
-            "the body is longer than 64 KiB, or took too long to come\n",
+            "the body is longer than 64 KiB, or took too long to arrive\n",
         );
     };
     let (reply, answer) = oneshot::channel();
@@ -374,7 +376,7 @@ async fn answer(
         let (head, body) = answer.into_parts();
         return match body.made().await {
             Some(body) => Response::from_parts(head, Full::new(body)),
-            None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made\n"),
+            None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be computed\n"),
         };
     }
     refuse(StatusCode::SERVICE_UNAVAILABLE, "the server is ending\n")
@@ -384,13 +386,13 @@ async fn answer(
 /// connections is closed.
 pub(super) async fn make_room(error: &io::Error, crowd: &Crowd) {
     if is_out_of_descriptors(error) && crowd.send_one_away() {
-        // The connection is closed by its own task.
+        // The connection's own task closes it when it runs.
         return tokio::task::yield_now().await;
     }
     pause(error).await;
 }
 
-/// Existing connections go on, new ones wait a moment.
+/// Existing connections continue, and new ones wait for a short pause.
 async fn pause(error: &io::Error) {
     if STRANGERS.allows() {
         tracing::warn!(%error, "cannot accept a connection");

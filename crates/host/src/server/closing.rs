@@ -1,9 +1,9 @@
-//! Files whose tenant was removed are closed. When none of its requests is under way, a thread that
-//! may wait puts its writes on stable storage, and every shard releases the file; then the file is
-//! closed and may be opened again.
+//! Closes files whose tenant was removed. When none of the tenant's requests is in flight, a thread
+//! that may block makes the tenant's writes durable, and every shard releases the file. Then the
+//! file is closed and may be opened again.
 //!
-//! A tenant that is added with the file before that gets the open file, once no request is under
-//! way.
+//! If a tenant with the same file is added before the file is closed, it uses the open file, once
+//! no request of the removed tenant is in flight.
 
 use fairq_core::PortSet;
 
@@ -13,7 +13,7 @@ use crate::server::ControlThread;
 pub(super) struct Closing {
     /// Its number.
     pub(super) file: u16,
-    /// Whether the shards are to release it.
+    /// Whether the shards have been notified to release it.
     is_told: bool,
 }
 
@@ -29,7 +29,7 @@ impl ControlThread<'_> {
         let ControlThread { closing, leftovers, device, server, .. } = self;
         let mut tell = false;
         closing.retain_mut(|Closing { file, is_told }| {
-            // The device refuses until all queues have released the file.
+            // `close_file` fails until all queues have released the file.
             if *is_told {
                 return !device.close_file(*file);
             }
@@ -42,7 +42,7 @@ impl ControlThread<'_> {
             }
             true
         });
-        // A queue releases a file in its shard's next turn, so a shard that sleeps must be woken.
+        // A queue releases a file in its shard's next turn, so sleeping shards must be woken.
         if tell {
             server.shards.wake(PortSet::first(server.shards.count()));
         }

@@ -2,9 +2,9 @@
 //!
 //! **Another policy** ([`Admin::change_policy`]) replaces the old one in every shard when no shard
 //! holds a request of the old one. Requests that wait for caps do not delay this: they move to the
-//! new policy, and so do the amounts taken from the caps. Until then both policies are ticked, and
-//! changes apply to the new one, since the old one admits no requests. Flows keep their names, so
-//! connections, statistics and the list of tenants do not change.
+//! new policy, and so does the consumption of the caps. Until then both policies are ticked.
+//! Changes of settings apply to the new policy only, since the old one admits no requests. Flows
+//! keep their names, so connections, statistics and the list of tenants do not change.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,8 +29,8 @@ use crate::server::{
 };
 use crate::shard::{Exchange, Notice};
 
-/// The state of the policies of all stores: slots and counters are summed. The other values belong
-/// to one store's policy, so several stores have none together.
+/// The state of the policies of all stores together. Slots and counters are summed. The other
+/// values belong to one store's policy, so they are omitted if there are several stores.
 fn together(stores: &[StoreStatus]) -> Stats {
     let mut policies = stores.iter().map(|store| store.policy);
     let first = policies.next().unwrap_or_default();
@@ -49,7 +49,7 @@ fn together(stores: &[StoreStatus]) -> Stats {
 /// A policy that completes its last requests before another replaces it.
 pub(super) struct Leaving<'a> {
     schedulers: Schedulers<'a>,
-    /// Over when the old policy has completed its requests.
+    /// The exchange, which is over when the old policy has completed its requests.
     exchange: Arc<Exchange>,
     since: Instant,
 }
@@ -105,7 +105,7 @@ impl Admin for ControlThread<'_> {
 
     fn open_file(&mut self, spec: &FileSpec) -> Result<(u16, u64), AdminError> {
         let open = self.opened(spec)?;
-        // The file may be one that was to be closed.
+        // If the file was about to be closed, its closing is cancelled.
         self.closing.retain(|closing| closing.file != open.0);
         Ok(open)
     }
@@ -179,7 +179,7 @@ impl Admin for ControlThread<'_> {
 
     fn set_tls(&mut self, tls: TlsMode) {
         self.server.set_tls(tls);
-        // This follows the change, since it uses the revocation lists in force.
+        // The new TLS mode is set first, because this uses the revocation lists in force.
         self.server.end_revoked();
     }
 
@@ -226,8 +226,8 @@ impl ControlThread<'_> {
         if self.leaving.is_some() {
             return Err(AdminError::Changing);
         }
-        // Steps that may fail come first: the shards run under the old policy until they are sent
-        // the new one.
+        // Steps that may fail come first, since after a failure the shards still run under the old
+        // policy.
         let (policies, ports) = built.split(&self.names, self.server.config.tags);
         let mut schedulers =
             Schedulers::new(policies, self.names.clone(), self.device, &self.wakers)?;
@@ -244,7 +244,7 @@ impl ControlThread<'_> {
                 .map_err(|error| AdminError::Flow { name: name(), error })?;
         }
         if let Err(error) = schedulers.fit_device() {
-            // The policy in force stays, and so do its weights.
+            // The policy in force remains, so its weights are set again.
             if let Err(error) = self.schedulers.fit_device() {
                 tracing::error!("{error}");
             }
@@ -270,7 +270,7 @@ impl ControlThread<'_> {
         let names = self.device.stores().into_iter().enumerate();
         let stuck = self.server.config.timeouts.stuck;
         let status = |(number, name)| {
-            // Shards report only the stores where they have requests.
+            // Shards report only stores on which they have requests.
             let StoreLoad { on_device, oldest_ns } =
                 totals.stores.get(number).copied().unwrap_or_default();
             let oldest = Duration::from_nanos(oldest_ns);
@@ -282,7 +282,7 @@ impl ControlThread<'_> {
         names.map(status).collect()
     }
 
-    /// When to call [`Self::tick`] next; never again if `None`.
+    /// The time of the next [`Self::tick`]; `None` if no policy needs one.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         let leaving = self.leaving.as_ref().and_then(|leaving| leaving.schedulers.deadline_ns());
         [self.schedulers.deadline_ns(), leaving].into_iter().flatten().min()
@@ -307,7 +307,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// The work of each second.
+    /// Does the work that is due once a second.
     pub(super) fn second(&mut self, operator: &mut dyn Operator) {
         operator.second(self);
         self.accept_after_all();
@@ -319,7 +319,7 @@ impl ControlThread<'_> {
         self.server.notify_all(Notice::Second);
     }
 
-    /// Whether the server ends now.
+    /// Whether the server is to end now.
     pub(super) fn is_over(&self) -> bool {
         match self.drain {
             Drain::No => false,

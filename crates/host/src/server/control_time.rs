@@ -1,16 +1,16 @@
-//! The control thread's turns: how much of its CPU each event takes.
+//! The control thread's turns: the CPU time that each event takes.
 //!
-//! While the thread handles one event, no other is handled, and no handshake goes on. So the CPU
-//! time of the longest turn is the least time for which the server can be unresponsive.
+//! While the thread handles one event, it handles no other event and no handshake. So the server is
+//! unresponsive for at least the CPU time of the longest turn.
 
-/// Upper bounds of the classes of turns, in nanoseconds; the last class is above all of them.
+/// Upper bounds of the classes of turns, in nanoseconds. The last class has no upper bound.
 pub const TURN_BOUNDS_NS: [u64; 6] =
     [1_000_000, 5_000_000, 20_000_000, 50_000_000, 200_000_000, 1_000_000_000];
 
 /// The control thread's turns so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Turns {
-    /// Turns by their CPU time, each class without the ones below it.
+    /// The number of turns in each class of CPU time; the counts are not cumulative.
     pub classes: [u64; TURN_BOUNDS_NS.len() + 1],
     /// The CPU time of all turns, in nanoseconds.
     pub cpu_ns: u64,
@@ -39,8 +39,8 @@ impl Turns {
     }
 }
 
-/// The CPU time of this thread, in nanoseconds. Not by rustix, which needs a page of clocks that
-/// user-mode Linux does not have.
+/// The CPU time of this thread, in nanoseconds. rustix is not used for it, because it needs a page
+/// of clocks that user-mode Linux does not have.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is writable for the length of the call.

@@ -1,17 +1,17 @@
-//! Connections of unknown peers: a bound on their number, and the choice of the one that is closed
-//! when another comes.
+//! Connections of unknown peers: bounds their number, and chooses the one that is closed when
+//! another one arrives.
 //!
-//! Problem: a crowd that connects and says nothing must not keep an honest client waiting, whatever
-//! its size, and must not hold more memory and descriptors than a bound. Model: every connection is
-//! accepted at once and takes a [`Seat`]. When all seats are taken, the source (a process of this
-//! machine, or an address) with the most seats loses one: that of its connection which has been
-//! silent for longest. So one source keeps no other out. Against a crowd from many sources, an
-//! honest client answers within a round trip, so it keeps its seat as long as fewer than `most`
-//! connections come in that time.
+//! Problem: many peers that connect and send nothing must not delay an honest client, whatever
+//! their number, and must not use more memory and descriptors than a bound. Model: every connection
+//! is accepted at once and takes a [`Seat`]. When all seats are taken, the source (a process of
+//! this machine, or an address) with the most seats loses the seat of its connection that has been
+//! silent for longest. So one source cannot exclude the others. Against a crowd from many sources,
+//! an honest client answers within a round trip, so it keeps its seat as long as fewer than `most`
+//! connections arrive in that time.
 //!
-//! A connection that moves bytes is not silent ([`Watched`]). A crowd that trickles bytes therefore
-//! keeps its seats for as long as a handshake may take, and an honest client keeps its own as long
-//! as its round trip is shorter than the crowd's pauses.
+//! A connection that transfers bytes is not silent ([`Watched`]). So a crowd that sends single
+//! bytes keeps its seats for as long as a handshake may take, and an honest client keeps its own as
+//! long as its round trip is shorter than the pauses between the crowd's bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 use crate::server::listeners::Source;
 
-/// The seats of one kind of connection.
+/// The bounded number of connections of one kind.
 pub(super) struct Crowd {
     most: usize,
     seats: Mutex<Seats>,
@@ -38,7 +38,7 @@ struct Seats {
     taken: BTreeMap<u64, Taken>,
     /// The seats of each source.
     of_source: HashMap<Source, usize>,
-    /// The clock of the keys: the count of moves so far.
+    /// The clock of the keys: the number of transfers so far.
     moves: u64,
 }
 
@@ -56,13 +56,13 @@ pub(super) struct Seat {
 }
 
 impl Crowd {
-    /// `most` seats.
+    /// A crowd of at most `most` connections.
     pub(super) fn new(most: usize) -> Arc<Crowd> {
         Arc::new(Crowd { most, seats: Mutex::default() })
     }
 
-    /// Takes a seat for a connection from this source, if necessary that of another one. The
-    /// receiver gets a message when this connection has to end.
+    /// Takes a seat for a connection from this source; if no seat is free, another connection loses
+    /// its seat. The receiver gets a message when this connection has to end.
     pub(super) fn enter(self: &Arc<Crowd>, source: Source) -> (Seat, oneshot::Receiver<()>) {
         let (leave, must_leave) = oneshot::channel();
         let mut seats = self.lock();
@@ -114,13 +114,13 @@ impl Seats {
         let Some(most) = self.of_source.values().copied().max() else { return false };
         let is_of_most = |(_, taken): &(_, &Taken)| self.of_source[&taken.source] == most;
         let moved = self.taken.iter().find(is_of_most).map(|(moved, _)| *moved);
-        // A connection that has ended meanwhile does not need the message.
+        // A connection that has ended in the meantime does not need the message.
         moved.and_then(|moved| self.free(moved)).map(|taken| taken.leave.send(())).is_some()
     }
 }
 
 impl Seat {
-    /// Notes that bytes have moved: of all seats this one is now the last to be taken away.
+    /// Records that bytes were transferred. Of all seats, this one is now the last to be revoked.
     fn touch(&self) {
         let mut seats = self.crowd.lock();
         // Only this seat's own connection changes its key, under the lock.
@@ -138,10 +138,10 @@ impl Drop for Seat {
     }
 }
 
-/// A stream that keeps its seat as long as it moves bytes.
+/// A stream that keeps its seat while it transfers bytes.
 pub(super) struct Watched<S> {
     stream: S,
-    /// `None` for a connection that never has to end for another.
+    /// `None` for a connection that is never closed in favour of another one.
     seat: Option<Seat>,
 }
 
@@ -208,8 +208,8 @@ mod tests {
         let (fourth, mut fourth_leaves) = enter(3);
         let gone: Vec<bool> = seats.iter_mut().map(|(_, leave)| leave.try_recv().is_ok()).collect();
         assert_eq!(gone, [false, true, false]);
-        // A connection that has lost its seat has none to give back, and gets no other by moving
-        // bytes.
+        // A connection that has lost its seat has no seat to return, and gets no new one by
+        // transferring bytes.
         seats[1].0.touch();
         drop(seats.remove(1));
         assert_eq!(crowd.lock().taken.len(), 3);

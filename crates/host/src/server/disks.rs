@@ -1,19 +1,19 @@
-//! The block devices of tenants (ublk): a thread that makes them as the server wants them.
+//! The block devices of tenants (ublk), and the thread that creates and deletes them.
 //!
-//! **Model.** The control thread sends the list of devices that there should be ([`Wanted`]) each
-//! time it may have changed. The thread compares it with the devices that there are, and adds,
-//! recovers, resizes, renames and deletes them one after the other. A control command may wait for
-//! the device's requests, so the control thread never sends one. A device that cannot be made is
-//! tried again every ten seconds; its status names the reason.
+//! **Model.** The control thread sends the list of desired devices ([`Wanted`]) each time it may
+//! have changed. The thread compares it with the existing devices, and adds, recovers, resizes,
+//! renames and deletes devices one after the other. A control command may block until the device's
+//! requests end, so the control thread itself never sends one. A device that cannot be created is
+//! retried every ten seconds; its status contains the reason.
 //!
-//! **Recovery.** A device outlives the server, and its requests wait for the next one. A file for
-//! each device, in the server's state directory, says which tenant it belongs to, with a random
-//! mark that the kernel keeps for the device, and with the place of the tenant's bytes. A device is
-//! recovered only for the same name and the same place. One that belongs to no tenant is deleted: a
-//! tenant that was removed has no device, and its range may be another's.
+//! **Recovery.** A device outlives the server, and its requests wait for the next server. For each
+//! device, a file in the server's state directory records the tenant's name, the location of the
+//! tenant's bytes, and a random mark that the kernel also keeps for the device. A device is
+//! recovered only for the same name and the same location. A device that belongs to no tenant is
+//! deleted: its tenant was removed, and the range may now belong to another tenant.
 //!
-//! A device whose data end with the process (memory) ends with it, too, and after a kill it is
-//! deleted by the next server.
+//! A device whose data end with the process (in memory) is deleted when the process ends, or, after
+//! a kill, by the next server.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Permissions};
@@ -40,10 +40,10 @@ use crate::server::ControlThread;
 use crate::server::{AttachmentKind, AttachmentStatus, Member};
 use crate::shard::volume::Volume;
 
-/// Requests of a queue.
+/// The number of requests of a queue.
 const DEPTH: u16 = 128;
 const SECTOR: u64 = 512;
-/// The pause before a device that could not be made is tried again.
+/// The pause before the creation of a device is retried.
 const AGAIN: Duration = Duration::from_secs(10);
 /// The longest wait for the shards to serve a device's queues, and for the kernel to notice that
 /// the previous server has ended.
@@ -53,7 +53,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The folder of links to devices, by the names of tenants.
 const LINKS: &str = "/dev/fairq";
 
-/// A device that there should be.
+/// A desired device.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     /// The tenant's name.
@@ -70,14 +70,15 @@ pub(super) struct Wanted {
     pub users: Users,
 }
 
-/// The file that says which tenant a device belongs to.
+/// The file that records which tenant a device belongs to.
 #[derive(Serialize, Deserialize)]
 struct Note {
     name: String,
     mark: u64,
     storage: String,
     base: u64,
-    /// The control socket of the server that has made the device: servers may share a folder.
+    /// The control socket of the server that created the device; needed because servers may share a
+    /// directory.
     #[serde(default)]
     server: String,
 }
@@ -90,7 +91,7 @@ struct Disk {
     is_lasting: bool,
 }
 
-/// The folder of notes, and the server's name in them.
+/// The directory of notes, and the server's name in them.
 pub(super) struct Notes {
     folder: PathBuf,
     server: String,
@@ -107,7 +108,7 @@ enum Job {
 /// The state of each device, by the number of its tenant.
 type Status = Arc<Mutex<BTreeMap<u16, AttachmentStatus>>>;
 
-/// The thread, and what it reports.
+/// The thread, and the states of devices that it reports.
 pub(super) struct Disks {
     jobs: Sender<Job>,
     status: Status,
@@ -115,7 +116,7 @@ pub(super) struct Disks {
 }
 
 impl Disks {
-    /// Starts the thread; `send` reaches the shards.
+    /// Starts the thread; `send` sends messages to the shards.
     pub(super) fn start(
         notes: Notes,
         shards: usize,
@@ -141,7 +142,7 @@ impl Disks {
         Ok(Disks { jobs, status, thread })
     }
 
-    /// Makes these the devices that there are.
+    /// Sets the list of desired devices.
     pub(super) fn want(&self, wanted: Vec<Wanted>) {
         let _ = self.jobs.send(Job::Want(wanted));
     }
@@ -153,7 +154,7 @@ impl Disks {
     }
 
     /// Begins to delete the devices whose data end with the server, while shards still serve them.
-    /// The others stay.
+    /// Other devices remain.
     pub(super) fn end(&self) {
         let _ = self.jobs.send(Job::End);
     }
@@ -171,11 +172,11 @@ struct Maker {
     shards: usize,
     send: Send,
     disks: HashMap<FlowId, Disk>,
-    /// When to try again to make a device.
+    /// The time of the next attempt to create a device, for each flow whose device failed.
     again: HashMap<FlowId, Instant>,
     status: Status,
     places: Arc<Places>,
-    /// Whether devices of earlier servers that belong to no tenant were deleted.
+    /// Whether the devices of earlier servers that belong to no tenant have been deleted.
     has_swept: bool,
 }
 
@@ -194,7 +195,7 @@ impl Maker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => break,
             }
-            // Only the last list counts.
+            // Only the newest list is used.
             while let Ok(job) = jobs.try_recv() {
                 match job {
                     Job::Want(list) => wanted = list,
@@ -212,7 +213,7 @@ impl Maker {
         ending.into_iter().for_each(|flow| self.delete(flow));
     }
 
-    /// Makes the devices that there are those that are wanted.
+    /// Makes the existing devices equal to the desired ones.
     fn converge(&mut self, wanted: &[Wanted]) {
         let flows = |flow: &FlowId| wanted.iter().find(|want| want.volume.flow == *flow);
         let gone: Vec<FlowId> =
@@ -275,7 +276,7 @@ impl Maker {
                         tracing::warn!(
                             tenant = note.name,
                             device = number,
-                            "deleting the block device of a tenant that is no longer there"
+                            "deleting the block device of a tenant that no longer exists"
                         );
                         self.remove(number, &note.name);
                     }
@@ -323,7 +324,7 @@ impl Maker {
         let number = match left {
             Some((number, _)) => {
                 self.recover(number, want)?;
-                // The kernel announces no new device, so udev does not set the present owner.
+                // The kernel announces no new device, so `link` and not udev sets the owner.
                 self.link(number, None, want);
                 number
             }
@@ -355,15 +356,16 @@ impl Maker {
         self.write_note(number, &self.note_of(want, mark))?;
         self.control.set_params(number, &params(want))?;
         self.serve(number, self.shards as u16, DEPTH, want)?;
-        // udev requests the device's owner before the kernel has started it.
+        // udev requests the owner from this server before the kernel has started the device.
         self.report(want.volume.tenant, Some(status(number, 0, None)));
         self.control.start(number)
     }
 
-    /// Goes on with a device that an earlier server has left.
+    /// Takes over a device that an earlier server has left.
     fn recover(&mut self, number: u32, want: &Wanted) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        // The kernel notices the end of the earlier server when its files are closed.
+        // The kernel notices the end of the earlier server only when that server's files are
+        // closed.
         while let Err(error) = self.control.begin_recovery(number) {
             if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
                 let info = self.control.info(number)?;
@@ -382,14 +384,14 @@ impl Maker {
         Ok(())
     }
 
-    /// Has the shards serve the queues of a device.
+    /// Makes the shards serve the queues of a device.
     fn serve(&mut self, number: u32, queues: u16, depth: u16, want: &Wanted) -> io::Result<()> {
         let path = format!("/dev/ublkc{number}");
         let deadline = Instant::now() + PATIENCE;
         let file = loop {
             match File::options().read(true).write(true).open(&path) {
                 Ok(file) => break Arc::new(file),
-                // udev may not have given the device its owner yet, or the earlier server has it.
+                // udev may not have set the owner yet, or the earlier server may have it open.
                 Err(error) if Instant::now() > deadline => return Err(error),
                 Err(_) => std::thread::sleep(PAUSE),
             }
@@ -412,7 +414,7 @@ impl Maker {
         Ok(())
     }
 
-    /// Changes a device as far as its tenant has changed.
+    /// Applies the changes of a tenant's size, name and users to its device.
     fn adjust(&mut self, want: &Wanted) {
         let Some(disk) = self.disks.get_mut(&want.volume.flow) else { return };
         let number = disk.number;
@@ -429,14 +431,14 @@ impl Maker {
                 .info(number)
                 .and_then(|info| self.write_note(number, &self.note_of(want, info.ublksrv_flags)));
             if let Err(error) = noted {
-                tracing::error!(tenant = want.name, %error, "cannot note the device's new name");
+                tracing::error!(tenant = want.name, %error, "cannot record the device's new name");
             }
             self.link(number, Some(&before), want);
         }
     }
 
-    /// Links `/dev/fairq/NAME` to a device, and gives it to the tenant's users. udev does this
-    /// for a new device where it runs.
+    /// Links `/dev/fairq/NAME` to a device, and sets its owner to the tenant's users. For a new
+    /// device, udev does this where it runs.
     fn link(&self, number: u32, before: Option<&str>, want: &Wanted) {
         let device = format!("/dev/ublkb{number}");
         let links = Path::new(LINKS);
@@ -485,14 +487,14 @@ fn status(number: u32, queues: usize, error: Option<String>) -> AttachmentStatus
 }
 
 impl Note {
-    /// Whether it is about the same tenant and the same bytes.
+    /// Whether the note names the same tenant and the same bytes.
     fn is_of(&self, want: &Wanted) -> bool {
         (&self.name, &self.storage, self.base) == (&want.name, &want.storage, want.volume.base)
     }
 }
 
-/// The owner, group and mode of a device. A device has one of each: the first user, the first
-/// group, and nobody else.
+/// The owner, group and mode of a device. The device has a single owner and group: the first user
+/// and the first group. Others have no access.
 pub(super) fn owner(users: &Users) -> (Option<u32>, Option<u32>, u32) {
     let mode = if users.gids.is_empty() { 0o600 } else { 0o660 };
     (users.uids.first().copied(), users.gids.first().copied(), mode)
@@ -530,14 +532,14 @@ fn params(want: &Wanted) -> Params {
 }
 
 impl ControlThread<'_> {
-    /// Makes each tenant that needs no certificate a block device, or no longer.
+    /// Sets whether each tenant that needs no certificate has a block device.
     pub(super) fn set_disks_of_all(&mut self, all: bool) -> Result<(), NoUblk> {
         self.has_disks_of_all = all;
         self.disks_of = None;
         self.start_disks()
     }
 
-    /// Starts the thread for block devices if a tenant has one; an error if there are none here.
+    /// Starts the thread for block devices if a tenant needs one. Fails if the system has no ublk.
     pub(super) fn start_disks(&mut self) -> Result<(), NoUblk> {
         if self.disks.is_some() || self.wanted_disks().is_empty() {
             return Ok(());
@@ -558,7 +560,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Makes the block devices those of the present tenants.
+    /// Sends the list of the present tenants' block devices to the thread.
     pub(super) fn update_disks(&mut self) {
         let tenants = self.server.tenants();
         if self.disks_of.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &tenants)) {
@@ -578,7 +580,7 @@ impl ControlThread<'_> {
         self.disks.iter().for_each(Disks::end);
     }
 
-    /// Whether that is done.
+    /// Whether the thread for block devices has ended.
     pub(super) fn has_ended_disks(&self) -> bool {
         self.disks.as_ref().is_none_or(Disks::is_over)
     }
@@ -609,17 +611,19 @@ impl ControlThread<'_> {
     }
 }
 
-/// A file or a device: its path, and its numbers, since another one may be put in its place.
+/// The identity of a file or device: its path, and its numbers, since another file may replace it
+/// under the same path.
 fn storage_at(path: &Path) -> String {
     let numbers = std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let (device, inode) = numbers.unwrap_or_default();
     format!("{} (device {device}, inode {inode})", path.display())
 }
 
-/// The memory of this process, as long as it lives, whatever programs it executes.
+/// The identity of this process's memory. It stays the same when the process executes another
+/// program.
 fn this_process() -> String {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The process's start, in ticks since the machine's; the name before it may contain spaces.
+    // The start of the process, in ticks since boot. The name before this field may contain spaces.
     let started = stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(20));
     format!("memory of process {}, started at {}", std::process::id(), started.unwrap_or("?"))
 }

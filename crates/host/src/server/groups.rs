@@ -1,4 +1,4 @@
-//! Groups of tenants, by name; the policies of all stores know them by number.
+//! Groups of tenants, by name; the policies of all stores use their numbers.
 
 use std::collections::HashMap;
 
@@ -13,13 +13,13 @@ use crate::server::{AdminError, ControlThread, Group};
 pub struct GroupStatus {
     /// The group.
     pub group: Group,
-    /// Its effective weight, comparable with all tenants and groups that are in no group.
+    /// Its effective weight, which is comparable with the weights of top-level tenants and groups.
     pub weight: Weight,
-    /// Tenants and groups in it.
+    /// The number of tenants and groups in it.
     pub members: u32,
-    /// The members with recent requests.
+    /// The number of members with recent requests.
     pub active: u32,
-    /// The statistics of its caps, if it has some.
+    /// The statistics of its caps, if it has caps.
     pub caps: Option<CapStats>,
 }
 
@@ -73,7 +73,7 @@ impl Groups {
         self.0[at] = group;
     }
 
-    /// All groups, each after the one that it is in: the order in which policies must add them.
+    /// All groups, each after its parent group: the order in which policies must add them.
     pub(super) fn outer_first(&self) -> Vec<&Group> {
         let mut all: Vec<&Group> = self.all().map(|(_, group)| group).collect();
         all.sort_by_key(|group| group.name.matches('/').count());
@@ -97,8 +97,8 @@ impl ControlThread<'_> {
     pub(super) fn drop_group(&mut self, name: &str) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
         let refused = |error| AdminError::Group { name: name.into(), error };
-        // All tenants are checked first: a store's policy knows its own members only, so the other
-        // stores' policies would remove the group.
+        // All tenants are checked first. A store's policy knows only its own members, so the
+        // policies of other stores would already have removed the group when one refuses.
         if tenants.members().any(|member| member.tenant.settings.group.as_deref() == Some(name)) {
             return Err(refused(FlowError::HasMembers));
         }
@@ -120,7 +120,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// The tenants' effective weights and reservations, if there are any.
+    /// The tenants' effective weights and reservations; empty if the policy has none.
     pub(super) fn shares(&self) -> HashMap<u16, ShareStats> {
         let tenants = self.server.tenants();
         let of = |member: &crate::server::Member| {
@@ -130,15 +130,15 @@ impl ControlThread<'_> {
     }
 }
 
-/// The state of a group over several stores: members and requests that caps hold are summed, and
-/// its weight is that of the first store in which it has one.
+/// The state of a group over several stores: members and held requests are summed, and the weight
+/// is that of the first store in which the group has members.
 pub(super) fn together(group: &Group, stores: &[GroupStats]) -> GroupStatus {
     let caps = stores.iter().filter_map(|stats| stats.caps).reduce(|sum, of| CapStats {
         caps: sum.caps,
         held: sum.held.saturating_add(of.held),
         held_ns: sum.held_ns.saturating_add(of.held_ns),
         waiting: sum.waiting.saturating_add(of.waiting),
-        // Each store's caps have their own amounts.
+        // The consumption of each store's caps is separate, so it is not summed.
         taken: sum.taken,
     });
     let first = stores.iter().find(|stats| stats.members > 0).or(stores.first());

@@ -1,18 +1,20 @@
 //! The sockets at which guests attach their disks (vhost-user, vfio-user).
 //!
-//! **Problem.** A client of these protocols names no tenant: the socket stands for one. **Model.**
-//! A tenant has a socket `NAME.sock` in each directory of `--listen vhost-user:DIR`, and a socket
-//! `NAME/cntrl` in each of `--listen vfio-user:DIR`, unless it has an identity, and those of its
-//! keys `vhost-user` and `vfio-user`. They come and go with the tenant, whose addition
-//! fails if one of them cannot be opened. A socket belongs to a flow, so a change of the policy
-//! leaves it as it is, and so does a new name, with which its file is renamed.
+//! **Problem.** A client of these protocols sends no tenant name, so the socket determines the
+//! tenant. **Model.** A tenant without an identity has a socket `NAME.sock` in each directory of
+//! `--listen vhost-user:DIR`, and a socket `NAME/cntrl` in each directory of `--listen
+//! vfio-user:DIR`. Every tenant also has the sockets of its keys `vhost-user` and `vfio-user`. With
+//! `--listen vfio-user-device:DIR` the only tenant has the socket `DIR/cntrl`. The sockets are
+//! opened and closed with the tenant; the addition of a tenant fails if one of them cannot be
+//! opened. A socket belongs to a flow, so a change of the policy does not affect it. If the tenant
+//! is renamed, the file of the socket is renamed, too.
 //!
 //! **Rights.** Owner and mode of a socket follow the tenant's users (`listeners::bind_for`), and
 //! the credentials of each peer are checked.
 //!
-//! **One guest at a time** is attached at a socket; the next one waits in the socket's queue, as
-//! does one that comes before the tenant's range is prepared. A guest's session and queues hold its
-//! [`Attachment`], with its part of the memory.
+//! **One guest at a time** is attached at a socket. The next guest waits in the socket's queue, and
+//! so does a guest that connects before the tenant's range is prepared. A guest's session and
+//! queues hold its [`Attachment`], with its part of the memory.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -26,6 +28,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::front::attach::{Attachment, Disk, Exhausted};
+use crate::front::vfio_user::left_controller::LeftController;
 use crate::front::vhost::left::LeftSession;
 use crate::io::budget::Budget;
 use crate::nbd::session::users::{User, Users};
@@ -45,7 +48,7 @@ const SECTOR: u32 = 512;
 #[derive(Default)]
 struct Attached {
     guest: Mutex<Weak<Attachment>>,
-    /// Notified when the guest has gone.
+    /// Notified when the guest has detached.
     freed: Notify,
 }
 
@@ -60,7 +63,7 @@ impl Attached {
 
     /// Waits until no guest is attached.
     async fn wait(&self) {
-        // A notification that comes between the two is kept.
+        // `Notify` keeps a notification that comes between the check and the wait.
         while self.guest().is_some() {
             self.freed.notified().await;
         }
@@ -77,9 +80,9 @@ pub(super) struct GuestSocket {
     attached: Arc<Attached>,
     /// The task that accepts guests, once the tenant's range is prepared.
     task: Option<AbortHandle>,
-    /// Whether the socket's name vanishes with it.
+    /// Whether the socket's file is removed when the socket is closed.
     owns_name: bool,
-    /// Its own folder, which vanishes with its name.
+    /// The directory of its own, which is removed with the file.
     folder: Option<PathBuf>,
 }
 
@@ -88,7 +91,7 @@ impl Drop for GuestSocket {
         self.stop();
         if self.owns_name {
             let _ = std::fs::remove_file(&self.path);
-            // Other files keep it.
+            // The directory stays if it contains other files.
             self.folder.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
         }
     }
@@ -116,7 +119,7 @@ impl GuestSocket {
         }
     }
 
-    /// Makes the socket's name vanish with the socket.
+    /// Makes the socket's file be removed when the socket is closed.
     pub(super) fn own(&mut self) {
         self.owns_name = true;
     }
@@ -126,7 +129,9 @@ impl GuestSocket {
 pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
     match at {
         Listen::VhostUser(directory) => Some((AttachmentKind::VhostUser, directory)),
-        Listen::VfioUser(directory) => Some((AttachmentKind::VfioUser, directory)),
+        Listen::VfioUser(directory) | Listen::VfioUserDevice(directory) => {
+            Some((AttachmentKind::VfioUser, directory))
+        }
         _ => None,
     }
 }
@@ -135,21 +140,28 @@ pub(super) fn directory(at: &Listen) -> Option<(AttachmentKind, &Path)> {
 fn in_directory(at: &Listen, name: &str) -> Option<(AttachmentKind, PathBuf)> {
     let (kind, directory) = directory(at)?;
     let path = match kind {
-        // The name that clients of vfio-user expect, in a folder of the tenant's own.
+        _ if is_whole(at) => directory.join("cntrl"),
+        // Clients of vfio-user expect this name, so each tenant has a directory of its own.
         AttachmentKind::VfioUser => directory.join(name).join("cntrl"),
         AttachmentKind::VhostUser | AttachmentKind::Ublk => directory.join(format!("{name}.sock")),
     };
     Some((kind, path))
 }
 
-/// The folder that a socket has for itself, if it is that of a controller in a directory.
+/// Whether the address is that of a controller over the whole device.
+fn is_whole(at: &Listen) -> bool {
+    matches!(at, Listen::VfioUserDevice(_))
+}
+
+/// The directory that a socket has for itself, if it is the socket of a controller in a listed
+/// directory.
 fn own_folder<'a>(directories: &[Listen], path: &'a Path) -> Option<&'a Path> {
     let folder = path.parent()?;
     let is_in = |at: &Listen| matches!(at, Listen::VfioUser(directory) if Some(&**directory) == folder.parent());
     directories.iter().any(is_in).then_some(folder)
 }
 
-/// Makes a socket's own folder.
+/// Creates a socket's own directory.
 fn make_folder(folder: Option<&Path>) -> io::Result<()> {
     match folder {
         Some(folder) if !folder.is_dir() => std::fs::create_dir(folder),
@@ -173,7 +185,7 @@ fn refusal(path: &Path, cause: impl ToString) -> AdminError {
 }
 
 impl ControlThread<'_> {
-    /// Opens a socket, for a tenant that may still be to come.
+    /// Opens a socket, possibly for a tenant that is not yet added.
     pub(super) fn open_guest(
         &mut self,
         kind: AttachmentKind,
@@ -181,13 +193,20 @@ impl ControlThread<'_> {
         users: &Users,
     ) -> Result<(), AdminError> {
         if self.guests.contains_key(path) {
-            return Err(refusal(path, "it is the socket of another tenant: choose another path"));
+            let why = match self.server.config.listen.iter().any(is_whole) {
+                true => {
+                    "the controller at this socket has the whole device (vfio-user-device), so \
+                         no other tenant can be added"
+                }
+                false => "it is the socket of another tenant: choose another path",
+            };
+            return Err(refusal(path, why));
         }
         let folder = own_folder(&self.guest_directories, path);
         make_folder(folder).map_err(|error| refusal(path, error))?;
         let listener = listeners::bind_for(path, users).map_err(|cause| refusal(path, cause))?;
         let socket = listener.copy().map_err(|error| refusal(path, error))?;
-        // The file is this socket's from here on.
+        // From here on the `GuestSocket` is responsible for the file.
         listener.leave_name();
         self.put_guest(kind, path, socket, true);
         Ok(())
@@ -220,14 +239,14 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// Closes the sockets of a tenant that is gone, or was not added.
+    /// Closes the sockets of a tenant that was removed, or could not be added.
     pub(super) fn close_guests_of(&mut self, tenant: &Tenant) {
         for (_, path) in paths(&self.guest_directories, tenant) {
             self.guests.remove(&path);
         }
     }
 
-    /// Opens those sockets of a tenant that are missing, and accepts guests if it may be opened.
+    /// Opens the missing sockets of a tenant, and accepts guests if the tenant's range is prepared.
     pub(super) fn fit_guests_of(&mut self, member: &Member) -> Result<(), AdminError> {
         let Member { tenant, flow, preparing, .. } = member;
         for (kind, path) in paths(&self.guest_directories, tenant) {
@@ -244,7 +263,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// The same for the tenants of these flows, and logs errors.
+    /// [`Self::fit_guests_of`] for the tenants of these flows; logs errors.
     pub(super) fn fit_guests_of_flows(&mut self, flows: &[FlowId]) {
         let (tenants, flows) = (self.server.tenants(), HashSet::<&FlowId>::from_iter(flows));
         for member in tenants.members().filter(|member| flows.contains(&member.flow)) {
@@ -254,7 +273,7 @@ impl ControlThread<'_> {
         }
     }
 
-    /// The same for all tenants, and closes all other sockets. Returns the first error.
+    /// [`Self::fit_guests_of`] for all tenants; closes all other sockets. Returns the first error.
     pub(super) fn fit_guests(&mut self) -> Result<(), AdminError> {
         let tenants = self.server.tenants();
         let has_own = tenants.members().any(|member| {
@@ -282,21 +301,24 @@ impl ControlThread<'_> {
         result
     }
 
-    /// The same, and logs the error.
+    /// [`Self::fit_guests`], which logs the error.
     pub(super) fn fit_guests_or_log(&mut self) {
         if let Err(error) = self.fit_guests() {
             tracing::error!("{error}");
         }
     }
 
-    /// Lists a directory, and opens the sockets of all tenants in it.
+    /// Adds a directory to the list, and opens the sockets of all tenants in it.
     pub(super) fn open_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
         let refuse = |cause: &str| AdminError::Listen { at: at.clone(), cause: cause.into() };
         if !directory(at).is_some_and(|(_, directory)| directory.is_dir()) {
             return Err(refuse("there is no such directory: create it or choose another one"));
         }
+        if is_whole(at) && !self.server.config.listen.contains(at) {
+            return Err(refuse("a controller has the whole device from the start of the server"));
+        }
         if self.guest_directories.contains(at) {
-            return Err(refuse("it is given twice"));
+            return Err(refuse("it is listed twice"));
         }
         self.guest_directories.push(at.clone());
         self.fit_guests().inspect_err(|_| {
@@ -305,7 +327,7 @@ impl ControlThread<'_> {
         })
     }
 
-    /// Closes the sockets in a directory; guests that are attached stay.
+    /// Closes the sockets in a directory; guests that are attached stay attached.
     pub(super) fn close_directory(&mut self, at: &Listen) -> Result<(), AdminError> {
         let before = self.guest_directories.len();
         self.guest_directories.retain(|known| known != at);
@@ -315,7 +337,7 @@ impl ControlThread<'_> {
         self.fit_guests()
     }
 
-    /// Renames the sockets that have a tenant's name; guests that are attached stay.
+    /// Renames the sockets that contain a tenant's name; guests that are attached stay attached.
     pub(super) fn rename_guests(&mut self, name: &str, new: &str) -> Result<(), AdminError> {
         let directories = self.guest_directories.iter();
         let pairs = directories.filter_map(|all| {
@@ -376,24 +398,47 @@ impl ControlThread<'_> {
 }
 
 impl ControlThread<'_> {
-    /// Goes on with a guest of the previous program; its socket accepts the next one after it.
+    /// Takes over a guest of the previous program; its socket accepts the next guest after it.
     pub(super) fn resume_guest(
         &mut self,
         name: &str,
         guest: &LeftSession,
         open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
     ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VhostUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_guests.clone());
+        self.server.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// [`Self::resume_guest`] for a controller.
+    pub(super) fn resume_controller(
+        &mut self,
+        name: &str,
+        controller: LeftController,
+        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        let (disk, attachment) = self.disk_again(AttachmentKind::VfioUser, name)?;
+        let (shards, send) = (self.server.shards.count(), self.server.to_queues.clone());
+        self.server.controllers.resume(controller, open, disk, shards, send, attachment).map(drop)
+    }
+
+    /// The disk of a guest of the previous program, and the guest's place at one of its sockets.
+    fn disk_again(
+        &self,
+        wanted: AttachmentKind,
+        name: &str,
+    ) -> io::Result<(Disk, Arc<Attachment>)> {
         let tenants = self.server.tenants();
         let member = tenants.find(name);
         let member = member.ok_or_else(|| io::Error::other("its tenant was removed"))?;
-        // Several sockets of a tenant are alike: which of them the guest has used does not matter.
+        // The sockets of a tenant are equivalent, so any free one is taken for the guest.
         let paths = paths(&self.guest_directories, &member.tenant);
-        let paths = paths.iter().filter(|(kind, _)| *kind == AttachmentKind::VhostUser);
+        let paths = paths.iter().filter(|(kind, _)| *kind == wanted);
         let mut sockets = paths.filter_map(|(_, path)| self.guests.get(path));
         let free = sockets.find(|socket| socket.attached.guest().is_none());
         let attached = free.map(|socket| socket.attached.clone()).unwrap_or_default();
         let attachment = self.server.attachment(member, &attached)?;
-        self.server.resume_session(member, guest, open, attachment)
+        Ok((self.server.disk(member), attachment))
     }
 }
 
@@ -407,7 +452,7 @@ impl GuestSocket {
     }
 }
 
-/// Accepts guests of a tenant for ever, one after the other.
+/// Accepts guests of a tenant, one after the other, until the task is aborted.
 async fn accept(
     server: Arc<Server>,
     kind: AttachmentKind,
@@ -431,7 +476,7 @@ async fn accept(
     }
 }
 
-/// The part of the memory that a guest has until its last request has ended.
+/// The memory that is reserved for a guest until its last request has ended.
 struct GuestPlace {
     budget: Arc<Budget>,
     number: u16,
@@ -475,7 +520,7 @@ impl Server {
         thread.map(drop)
     }
 
-    /// The place of a guest at a socket.
+    /// The resources of a guest that is attached at a socket.
     fn attachment(&self, member: &Member, attached: &Arc<Attached>) -> io::Result<Arc<Attachment>> {
         let number = member.number();
         if !self.budget.take(number, Budget::CONNECTION) {
@@ -493,18 +538,7 @@ impl Server {
             volume: member.volume(SECTOR),
             block: self.block,
             preferred: self.preferred,
+            whole: self.whole,
         }
-    }
-
-    fn resume_session(
-        &self,
-        member: &Member,
-        guest: &LeftSession,
-        open: impl FnMut(RawFd) -> io::Result<OwnedFd>,
-        attachment: Arc<Attachment>,
-    ) -> io::Result<()> {
-        let (shards, send) = (self.shards.count(), self.to_guests.clone());
-        let disk = self.disk(member);
-        self.sessions.resume(guest, open, disk, shards, send, attachment).map(drop)
     }
 }

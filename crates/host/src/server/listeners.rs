@@ -1,4 +1,4 @@
-//! Sockets: where clients, the control side and scrapers connect.
+//! The sockets at which clients, control programs and scrapers connect.
 
 use std::fs::Permissions;
 use std::io;
@@ -30,9 +30,11 @@ pub enum Listen {
     VhostUser(PathBuf),
     /// A directory with an NVMe controller for the guests of each tenant.
     VfioUser(PathBuf),
+    /// A directory with one NVMe controller that has the whole device.
+    VfioUserDevice(PathBuf),
     /// The sockets that the service manager has passed (`LISTEN_FDS`).
     Inherited,
-    /// The connection on standard input, as inetd passes it; the server ends with it.
+    /// The connection on standard input, as inetd passes it. The server ends with this connection.
     Stdio,
     /// Block devices of this machine, one for each tenant that needs no certificate.
     Ublk,
@@ -45,6 +47,7 @@ impl std::fmt::Display for Listen {
             Listen::Tcp(address) => write!(f, "tcp:{address}"),
             Listen::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
             Listen::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
+            Listen::VfioUserDevice(path) => write!(f, "vfio-user-device:{}", path.display()),
             Listen::Inherited => f.write_str("inherited sockets"),
             Listen::Stdio => f.write_str("standard input"),
             Listen::Ublk => f.write_str("ublk"),
@@ -52,9 +55,10 @@ impl std::fmt::Display for Listen {
     }
 }
 
-/// A socket that accepts connections; a Unix socket's name vanishes with it.
+/// A socket that accepts connections. The file of a Unix socket is removed when the socket is
+/// closed.
 pub(super) enum Listener {
-    /// The name is removed at the end if this process has made it.
+    /// The file is removed only if this process has created it.
     Unix {
         listener: UnixListener,
         name: Option<Arc<OwnName>>,
@@ -66,7 +70,7 @@ pub(super) enum Listener {
 pub(super) struct OwnName(pub(super) PathBuf);
 
 impl Listener {
-    /// Leaves the socket's name when the socket is closed.
+    /// Keeps the socket's file when the socket is closed.
     pub(super) fn leave_name(self) {
         if let Listener::Unix { name: Some(name), .. } = self {
             std::mem::forget(name);
@@ -86,12 +90,12 @@ pub(super) enum Stream {
     Tcp(TcpStream),
 }
 
-/// The source of a connection.
+/// The origin of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
     /// A process of this machine.
     Process(i32),
-    /// A machine.
+    /// A machine with this address.
     Address(IpAddr),
     /// The kernel does not report the source.
     Unknown,
@@ -120,7 +124,8 @@ impl Listener {
                 .map(|(stream, _)| (Stream::Unix(stream), "unix socket".into())),
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
-                // Requests are small, and clients wait for the replies.
+                // Requests are small and clients wait for the replies, so they are sent without
+                // delay.
                 let _ = stream.set_nodelay(true);
                 notice_death(&stream, peer_timeout);
                 Ok((Stream::Tcp(stream), peer.to_string()))
@@ -128,7 +133,7 @@ impl Listener {
         }
     }
 
-    /// A socket that listens already.
+    /// Takes over a socket that is already listening.
     pub(super) fn of(fd: OwnedFd) -> io::Result<Listener> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         match rustix::net::getsockname(&fd)?.address_family() {
@@ -159,8 +164,8 @@ impl Listener {
     pub(super) fn place(&self, at: &Listen) -> io::Result<Listen> {
         match self {
             Listener::Tcp(listener) => Ok(Listen::Tcp(listener.local_addr()?)),
-            // The service manager does not report the address, and a socket without a name has no
-            // other.
+            // The service manager does not report the address. A socket without a name has no other
+            // address.
             Listener::Unix { listener, .. } if *at == Listen::Inherited => Ok(listener
                 .local_addr()?
                 .as_pathname()
@@ -170,7 +175,7 @@ impl Listener {
     }
 }
 
-/// The listeners of an address; the error message says what to do. Must be called within the
+/// Opens the listeners of an address; the error message says what to do. Must be called within the
 /// runtime.
 pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
     match at {
@@ -181,17 +186,18 @@ pub(super) fn bind(at: &Listen) -> Result<Vec<Listener>, String> {
         }
         Listen::VhostUser(_)
         | Listen::VfioUser(_)
+        | Listen::VfioUserDevice(_)
         | Listen::Ublk
         | Listen::Inherited
-        | Listen::Stdio => Err(format!("{at} is no address to listen on")),
+        | Listen::Stdio => Err(format!("{at} is not an address to listen on")),
     }
 }
 
-/// Makes the kernel end a connection whose peer has been silent for `timeout`: a machine that has
-/// lost its power or its network closes no connection. This includes a peer that does not accept
-/// its replies. A socket that refuses these options is served all the same.
+/// Makes the kernel end a connection whose peer has been silent for `timeout`, since a machine that
+/// has lost power or its network does not close the connection. A peer that does not accept its
+/// replies counts as silent. A socket that refuses these options is served without them.
 fn notice_death(stream: &TcpStream, timeout: Duration) {
-    // The kernel counts these in whole seconds.
+    // The kernel takes these times in whole seconds.
     let part = |of: u32| (timeout / of).max(Duration::from_secs(1));
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, part(3));
@@ -202,8 +208,8 @@ fn notice_death(stream: &TcpStream, timeout: Duration) {
 
 /// Listens on a Unix socket that only the same user may use.
 pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
-    // No client can connect before the permissions are right: the umask restricts them from the
-    // beginning. The shards create no files that the umask could affect.
+    // The umask restricts the permissions from the beginning, so no client can connect before they
+    // are right. The shards create no files that the umask could affect.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = bind_unix(path);
     rustix::process::umask(before);
@@ -214,8 +220,8 @@ pub(super) fn bind_private(path: &Path) -> Result<Listener, String> {
 }
 
 /// Listens on a Unix socket that these users may use, or any user if none is named. Owner and mode
-/// let in one user and one group. If there are more, or if this process may not change the owner,
-/// the mode lets all in, and the peer's credentials decide.
+/// can admit one user and one group. If there are more, or if this process may not change the
+/// owner, the mode admits everybody, and the peer's credentials are checked.
 pub(super) fn bind_for(path: &Path, users: &Users) -> Result<Listener, String> {
     if users.is_empty() {
         return bind_unix(path);
@@ -233,22 +239,22 @@ pub(super) fn bind_for(path: &Path, users: &Users) -> Result<Listener, String> {
     Ok(listener)
 }
 
-/// Listens with a queue for as many connections as there are handshakes at once: if the queue is
-/// full, the kernel lets a client retry after a second. The kernel cuts the queue to the system's
-/// limit (`net.core.somaxconn`).
+/// Listens with a queue of as many connections as there may be handshakes at once: when the queue
+/// is full, the kernel makes a client retry after a second. The kernel reduces the queue to the
+/// system's limit (`net.core.somaxconn`).
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Connections of a previous server may still be closing.
+    // Without this the bind fails while connections of a previous server are still closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(MAX_HANDSHAKES as u32)
 }
 
-/// Removes a socket that a dead server has left; an error if something else is there.
+/// Removes a socket that a dead server has left; fails if the path is in use or not a socket.
 pub(super) fn make_way(path: &Path) -> Result<(), String> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
-        return Err("something that is not a socket is there: choose another path".into());
+        return Err("the path names a file that is not a socket: choose another path".into());
     }
     if has_listener(path) {
         return Err("another server listens there: stop it or choose another path".into());
@@ -277,8 +283,8 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     Ok(Listener::Unix { listener, name: Some(Arc::new(OwnName(path.to_owned()))) })
 }
 
-/// Whether a process listens on this socket. The attempt to connect does not wait: if the
-/// listener's queue is full, the kernel fails it at once.
+/// Whether a process listens on this socket. The attempt to connect does not block: if the
+/// listener's queue is full, the kernel refuses at once.
 fn has_listener(path: &Path) -> bool {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -308,8 +314,8 @@ fn explain_tcp(error: &io::Error) -> String {
 /// Prefix of the names of sockets that a server has put into the service manager's store.
 pub const STORED: &str = "listen-";
 
-/// The listening sockets that the service manager has passed, by its protocol: descriptors from 3
-/// on; and for each whether a previous server has put it into the store.
+/// The listening sockets that the service manager has passed, which are the descriptors from 3 on;
+/// and for each, whether a previous server has put it into the service manager's store.
 pub(super) fn inherited() -> io::Result<Vec<(Listener, bool)>> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
     let ours = number("LISTEN_PID").is_none_or(|pid| pid == std::process::id());
@@ -326,7 +332,7 @@ pub(super) fn inherited() -> io::Result<Vec<(Listener, bool)>> {
         if let Listener::Unix { listener, name } = &mut listener
             && is_stored
         {
-            // The previous server has made the name, and has not removed it.
+            // The previous server has created the file and has not removed it.
             let path = listener.local_addr()?.as_pathname().map(Path::to_owned);
             *name = path.map(|path| Arc::new(OwnName(path)));
         }

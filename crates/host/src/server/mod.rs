@@ -1,18 +1,21 @@
-//! The server: tenants, listeners and the life of the process; everything but the data path.
+//! The server: tenants, listeners and the life cycle of the process; everything except the data
+//! path.
 //!
-//! One thread, beside the shards, runs a small async runtime: it accepts connections, performs
-//! their handshakes (so that a flood of them, or a slow TLS client, never holds up a shard), hands
-//! each to the shard with the fewest of its tenant, calls the policy's `tick`, collects the shards'
-//! statistics once a second, and carries out the requests of the control socket.
+//! One thread beside the shards runs a small async runtime. It accepts connections, performs their
+//! handshakes (so that many handshakes or a slow TLS client never delay a shard), passes each
+//! connection to the shard that has the fewest connections of its tenant, calls the policy's
+//! `tick`, collects the shards' statistics once a second, and carries out the requests of the
+//! control socket.
 //!
-//! **Changes.** Each change of a running server is a method of [`Admin`], which the [`Operator`]
-//! calls in this thread, one after the other; messages pass it on to the shards. Only the
-//! connections of removed tenants are dropped.
+//! **Changes.** Each change of a running server is a method of [`Admin`]. The [`Operator`] calls it
+//! in this thread, one method after the other, and messages pass the change on to the shards. Only
+//! the connections of removed tenants are dropped.
 //!
-//! **The end.** SIGTERM or SIGINT: new connections and requests are refused; requests in flight are
-//! completed, answered and put on stable storage; then [`serve`] returns. Clients that do not take
-//! their answers within [`Timeouts::answers`] are cut off. A second signal ends the process at
-//! once. A server that drains ends in the same way when its last client has disconnected.
+//! **The end.** After SIGTERM or SIGINT the server refuses new connections and requests. It
+//! completes and answers requests in flight and makes their data durable; then [`serve`] returns.
+//! Clients that do not take their answers within [`Timeouts::answers`] are disconnected. A second
+//! signal ends the process at once. A server that drains ends in the same way when its last client
+//! has disconnected.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,10 +30,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use crate::device::Device;
 use crate::device::any::AnyDevice;
 use crate::device::control::ControlError;
 use crate::device::write_back::WriteBack;
+use crate::device::{ControllerLimits, Device};
 use crate::front::Fronts;
 use crate::front::attach::Places;
 use crate::front::ublk::control_commands::NoUblk;
@@ -100,15 +103,16 @@ use opening::Opening;
 use schedulers::{PolicyCounts, Schedulers};
 use tenants::add_flows;
 
-/// The most handshakes under way. A crowd that connects as fast as it can needs some 50 ms for so
-/// many connections: in that time a client has to send its first bytes.
+/// The largest number of handshakes in progress. If clients connect as fast as they can, 1024 of
+/// them connect in about 50 ms; a client has to send its first bytes within that time.
 const MAX_HANDSHAKES: usize = 1024;
 /// Descriptors of a server apart from the connections of shards: handshakes, HTTP and control
 /// connections, files and shards.
 const OTHER_DESCRIPTORS: u64 = 1024 + MAX_HANDSHAKES as u64;
-/// The most threads that make slow answers.
+/// The largest number of threads that compute slow answers.
 const MAX_VIEWS: usize = 2;
-/// The most requests of the control socket and of scrapers that wait for the control thread.
+/// The largest number of requests of the control socket and of scrapers that wait for the control
+/// thread.
 const MAX_ASKS: usize = 16;
 /// The pause between two checks of a draining server for its last client.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
@@ -119,14 +123,14 @@ const PREPARE_PAUSE: Duration = Duration::from_millis(160);
 /// The pause between two checks of whether the old policy has finished, during a change.
 const CHANGE_PERIOD: Duration = Duration::from_millis(2);
 
-/// The stage of the end of a server.
+/// The stage of a server's shutdown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drain {
-    /// The server serves.
+    /// The server is not shutting down.
     No,
-    /// The server waits for its last client to end.
+    /// The server waits for its last client to disconnect.
     Waiting,
-    /// The server ends now.
+    /// The server shuts down now.
     Now,
 }
 
@@ -143,7 +147,7 @@ struct ControlThread<'a> {
     /// The policies in force, and the numbers of their flows.
     schedulers: Schedulers<'a>,
     names: Arc<Names>,
-    /// The previous policy, as long as a shard holds requests of it.
+    /// The previous policy, while a shard still holds requests of it.
     leaving: Option<Leaving<'a>>,
     /// The last flow of each slot, from the first slot on.
     flows: Vec<FlowId>,
@@ -151,12 +155,12 @@ struct ControlThread<'a> {
     leftovers: Vec<(Tenant, FlowId)>,
     /// The tenants whose range is zeroed once no requests of removed tenants are under way there.
     waiting: Vec<FlowId>,
-    /// The tenant of clients that name none.
+    /// The tenant of clients that name no export.
     default: Option<DefaultTenant>,
     /// Files that are to be closed.
     closing: Vec<Closing>,
-    /// The time of the next check whether removed tenants have requests under way, and the pause
-    /// after it, which grows while nothing changes, as on a store that hangs.
+    /// The time of the next check whether removed tenants have requests in flight, and the pause
+    /// after it. The pause grows while nothing changes, for example on a store that hangs.
     next_look: (Instant, Duration),
     /// The device's preferred size of a transfer, in bytes.
     preferred: u32,
@@ -170,7 +174,8 @@ struct ControlThread<'a> {
     others: Vec<(Role, Listening)>,
     /// The number of upgrades in this process.
     upgrades: u64,
-    /// The counts of the policies that were in force before these, also in earlier programs.
+    /// The counts of the policies that were in force before the present ones, also in earlier
+    /// programs.
     counted: PolicyCounts,
     /// The connection of the control socket whose line is being carried out.
     caller: Option<Caller>,
@@ -179,21 +184,23 @@ struct ControlThread<'a> {
     /// Records the search for D while decisions are recorded.
     depths: Option<DepthRecorder>,
     turns: Turns,
-    /// The block devices of tenants, once there is one, and the list of tenants that they are of.
+    /// The block devices of tenants, once there is one, and the tenant list from which they were
+    /// made.
     disks: Option<Disks>,
     disks_of: Option<Arc<TenantList>>,
-    /// Whether each tenant that needs no certificate has one ([`Listen::Ublk`]).
+    /// Whether each tenant that needs no certificate has a block device ([`Listen::Ublk`]).
     has_disks_of_all: bool,
 }
 
-/// The program that runs the server: it is notified of events, and interprets the lines of the
-/// control socket.
+/// The program that runs the server. The server notifies it of events and passes it the lines of
+/// the control socket to interpret.
 pub trait Operator {
-    /// The server accepts connections at `listening`, which has the port that was chosen if it was
-    /// left open.
+    /// The server accepts connections at `listening`. These addresses contain the port that the
+    /// system chose if the configuration gave none.
     fn ready(&mut self, admin: &dyn Admin, listening: &[Listen]);
-    /// This program has taken over from another one in this process, which cannot be executed again
-    /// from now on. False if this is the program from before a failed upgrade.
+    /// This program has taken over the server from the previous program in this process, and the
+    /// previous program is not executed again even if this one ends. Returns false if an upgrade
+    /// has failed and this program had begun it.
     fn took_over(&mut self, _admin: &mut dyn Admin) -> bool {
         true
     }
@@ -208,14 +215,14 @@ pub trait Operator {
     fn opening(&mut self, _tenant: &Tenant) -> bool {
         true
     }
-    /// SIGHUP: the configuration is to be read again. True if that is not finished: the call is
+    /// SIGHUP: the configuration is to be read again. True if this is not finished yet; the call is
     /// then repeated soon.
     fn reload(&mut self, admin: &mut dyn Admin) -> bool;
-    /// The server begins to end.
+    /// The server begins to shut down.
     fn stopping(&mut self) {}
 }
 
-/// The reason why the server could not start or go on.
+/// The reason why the server could not start or keep running.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// A listener could not be set up.
@@ -229,7 +236,7 @@ pub enum ServerError {
     /// The protocol does not allow the exports.
     #[error(transparent)]
     Exports(#[from] ExportsError),
-    /// The policy and the device do not fit.
+    /// The policy and the device are not compatible.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// A group could not be added.
@@ -248,7 +255,7 @@ pub enum ServerError {
         /// The reason.
         error: fairq_core::FlowError,
     },
-    /// There are no block devices here.
+    /// The system offers no ublk block devices.
     #[error("cannot make block devices (ublk): {0}")]
     Ublk(#[from] NoUblk),
     /// The system refuses an operation.
@@ -262,7 +269,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Whether the configuration can never be used; otherwise a retry may help.
+    /// Whether the configuration can never work; otherwise a retry may succeed.
     pub fn is_refusal(&self) -> bool {
         match self {
             ServerError::Exports(_) | ServerError::Flow { .. } | ServerError::Group { .. } => true,
@@ -276,8 +283,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
     move |error| ServerError::System { what, error }
 }
 
-/// Serves until a signal or a drain ends the server; see the module's text. `before` is the state
-/// that the previous program in this process has left.
+/// Serves until a signal or a drain ends the server. `before` is the state that the previous
+/// program in this process has passed on.
 pub fn serve(
     built: BuiltPolicy,
     device: Arc<AnyDevice>,
@@ -332,11 +339,11 @@ pub fn serve(
         common.weights.set(flow.slot() as u16, tenant.settings.weight);
     }
     match &before {
-        // The files were not closed, so the next flush reports their write-back errors.
+        // The files stayed open, so the next flush reports their write-back errors.
         Some(before) => {
             before.state.resume_data(&tenants, &common.write_back, &common.fences);
         }
-        // Unflushed writes of a previous server may be lost, and no client has been notified.
+        // Unflushed writes of a previous server may be lost without an error to a client.
         None => {
             for (file, error) in device.sync() {
                 common.write_back.fail_all(file, error.raw_os_error().unwrap_or(libc::EIO));
@@ -347,7 +354,7 @@ pub fn serve(
         .map_err(system("cannot start the shards"))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // These threads make slow answers, so that the control thread does not.
+        // These threads compute slow answers, so that the control thread is not delayed.
         .thread_name("fairq-view")
         .max_blocking_threads(MAX_VIEWS)
         .build()
@@ -359,7 +366,7 @@ pub fn serve(
     let to_queues: controllers::Send = Arc::new(move |shard, message| send(shard, message.into()));
     let places = Arc::new(Places::new(shards.count(), config.queues));
     let (handshakes, failures) = (Crowd::new(MAX_HANDSHAKES), Mutex::default());
-    // Without TLS there are no such threads: a running server cannot turn it on.
+    // Without TLS these threads are not needed: TLS cannot be enabled in a running server.
     let tls_threads = match config.handshake.tls {
         TlsMode::Off => None,
         TlsMode::Optional(_) | TlsMode::Required(_) => {
@@ -368,6 +375,8 @@ pub fn serve(
     };
     let handshake = HandshakeOptions { tls_threads, ..config.handshake.clone() };
     let handshake = Mutex::new(Arc::new(handshake));
+    let is_whole = config.listen.iter().any(|at| matches!(at, Listen::VfioUserDevice(_)));
+    let whole = is_whole.then(|| device.controller_limits());
     let server = Arc::new(Server {
         config,
         tenants,
@@ -384,6 +393,7 @@ pub fn serve(
         to_queues,
         block: device.info().block_size,
         preferred,
+        whole,
     });
     let mut control = ControlThread {
         server: server.clone(),
@@ -423,7 +433,7 @@ pub fn serve(
     let result = runtime.block_on(run(&mut control, common.clock, before, operator));
     runtime.block_on(end(&mut control, common.clock));
     drop(control);
-    // The server does not wait for a thread that waits for a store.
+    // The server does not wait for a thread that is blocked on a store.
     runtime.shutdown_background();
     match Arc::into_inner(server) {
         Some(server) => server.shards.stop(),
@@ -435,9 +445,9 @@ pub fn serve(
     unsynced.map_or(result, |(_, error)| Err(system("cannot flush the device at the end")(error)))
 }
 
-/// Raises the soft limit of open files to the hard one; it is low for programs that use `select`,
-/// which this one does not. Logs a warning if the hard limit is too low for `connections`
-/// connections.
+/// Raises the soft limit of open files to the hard one. The soft limit is low by default for the
+/// sake of programs that use `select`; this program does not. Logs a warning if the hard limit is
+/// too low for `connections` connections.
 fn raise_descriptor_limit(connections: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -458,8 +468,7 @@ fn raise_descriptor_limit(connections: u64) {
 
 /// Makes a write beyond the file size limit fail with an error, instead of ending the process.
 fn ignore_file_size_signal() {
-    // SAFETY: ignoring a signal installs no handler, so there is no code that could run at a bad
-    // time.
+    // SAFETY: ignoring a signal installs no handler, so no code runs asynchronously.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
@@ -474,18 +483,20 @@ struct Server {
     handshake: Mutex<Arc<HandshakeOptions>>,
     handshakes: Arc<Crowd>,
     failures: Mutex<Failures>,
-    /// The guests that are attached.
+    /// The guests that are attached by vhost-user.
     sessions: Sessions,
     /// The guests that are attached by vfio-user.
     controllers: Controllers,
-    /// The places of their queues.
+    /// The bounded places of the queues of guests and block devices.
     places: Arc<Places>,
-    /// Sends messages of their sessions to the shards.
+    /// Functions that send the messages of the guests' sessions to the shards.
     to_guests: sessions::Send,
     to_queues: controllers::Send,
     /// The device's block and its preferred size of a transfer, in bytes.
     block: u32,
     preferred: u32,
+    /// The limits of a controller that has the whole device, if one has.
+    whole: Option<ControllerLimits>,
 }
 
 impl Server {
@@ -561,8 +572,8 @@ enum Event {
     Nothing,
 }
 
-/// The periods of the control thread. They go on through other events: a timer that began anew with
-/// each turn would never expire while events come faster.
+/// The periodic timers of the control thread. Other events do not reset them: a timer that
+/// restarted in each iteration would never expire while events come faster than its period.
 struct Timers {
     seconds: Interval,
     drain: Interval,
@@ -575,7 +586,7 @@ impl Timers {
     fn new() -> Timers {
         let every = |period| {
             let mut interval = tokio::time::interval(period);
-            // Missed ticks are not made up for: one check is as good as many.
+            // Missed ticks are not repeated, because one check does the work of several.
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             interval
         };
@@ -589,8 +600,8 @@ impl Timers {
     }
 }
 
-/// Listens, ticks, reports and carries out requests until a signal comes or nothing is left to wait
-/// for.
+/// Accepts clients, calls `tick`, reports, and carries out requests, until a signal comes, a drain
+/// has no client left, or the connection on standard input has ended.
 async fn run(
     control: &mut ControlThread<'_>,
     clock: Clock,
@@ -616,7 +627,7 @@ async fn run(
         }
     }
     let mut timers = Timers::new();
-    // An interval's first tick comes at once, when no second has passed.
+    // The first tick of an interval comes at once, before a second has passed, so it is skipped.
     timers.seconds.tick().await;
     let mut is_reloading = false;
     while !control.is_over() {
@@ -640,11 +651,10 @@ async fn run(
             Some(ask) = asked.recv() => Event::Asked(ask),
             _ = hangup.recv() => Event::Reload,
             _ = reload.tick(), if is_reloading => Event::Reload,
-            // The loop's condition checks whether the last client has ended.
+            // The loop's condition checks whether the last client has disconnected.
             _ = drain.tick(), if control.drain == Drain::Waiting => Event::Nothing,
             _ = chores.tick(), if control.has_chores() => Event::Chores,
-            // The shards do not notify the control thread of the end of their meeting: `tick`
-            // checks it.
+            // The shards do not notify this thread of the end of a change, so `tick` checks.
             _ = change.tick(), if control.leaving.is_some() => Event::Tick,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
@@ -684,11 +694,11 @@ async fn run(
     Ok(())
 }
 
-/// Makes the shards end, and cuts off clients that delay them.
+/// Stops the shards, and disconnects clients that delay their end.
 async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let server = control.server.clone();
     let patience = server.config.timeouts.answers;
-    // A device ends when its requests have, which may wait for ticks of their policy.
+    // A block device ends when its requests end, and these may wait for ticks of their policy.
     control.end_disks();
     let deadline = Instant::now() + patience;
     while !control.has_ended_disks() && Instant::now() < deadline {
@@ -701,7 +711,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
-            tracing::warn!("clients do not take their answers: cutting them off");
+            tracing::warn!("clients do not take their answers: disconnecting them");
             server.notify_all(Notice::HangUp);
             break;
         }
@@ -712,10 +722,10 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
     let deadline = Instant::now() + patience;
     while !server.shards.are_finished() {
         if Instant::now() > deadline {
-            // Requests on a device that hangs can be neither cancelled nor waited for.
+            // Requests on a device that hangs can neither be cancelled nor awaited.
             tracing::error!(
-                "ending with requests that the storage has not answered: what was acknowledged as \
-                 durable is there, what else was written may be lost; see to the device"
+                "ending with requests that the storage has not answered: data acknowledged as \
+                 durable are safe, other written data may be lost; check the device"
             );
             std::process::exit(1);
         }
@@ -728,7 +738,7 @@ async fn end(control: &mut ControlThread<'_>, clock: Clock) {
 mod tests {
     use super::*;
 
-    /// An event every 4 ms, and chores that are due every 5 ms.
+    /// The test sends an event every 4 ms, while chores are due every 5 ms.
     #[tokio::test]
     async fn a_timer_goes_on_through_other_events() {
         let mut timers = Timers::new();

@@ -1,7 +1,8 @@
-//! Files are opened by threads of their own: the file system may take its time, or hang.
+//! Opens files on separate threads, because the file system may be slow or hang.
 //!
-//! The control thread waits for [`MOMENT`], in which nearly every file opens. If it takes longer,
-//! the call is repeated until the file is open. A file that no call claims is closed.
+//! The control thread waits for [`MOMENT`], which suffices for nearly every file. If an opening
+//! takes longer, the call is repeated until the file is open. A file that no call uses in time is
+//! closed.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -12,18 +13,18 @@ use crate::server::AdminError;
 use crate::server::ControlThread;
 use crate::server::closing::Closing;
 
-/// The time that the control thread waits for a file.
+/// The longest time for which the control thread waits for a file.
 const MOMENT: Duration = Duration::from_millis(20);
 /// The longest time that an open file waits for a call that uses it.
 const UNCLAIMED: Duration = Duration::from_secs(60);
 
-/// The most files that are being opened: each has a thread, which may hang.
+/// The largest number of files that are being opened. Each has a thread, which may hang.
 const MOST: usize = 16;
 
 /// A file's number and its size in bytes.
 type Opened = Result<(u16, u64), DeviceError>;
 
-/// A file that is being opened, or is open and not yet claimed by a call.
+/// A file that is being opened, or is open and not yet used by a call.
 pub(super) struct Opening {
     spec: FileSpec,
     since: Instant,
@@ -35,7 +36,7 @@ impl Opening {
     fn start(control: &ControlThread<'_>, spec: &FileSpec) -> Result<Opening, DeviceError> {
         let (sender, thread) = channel();
         let (device, wanted) = (control.device.clone(), spec.clone());
-        // The control thread may have ended before the file is open.
+        // The result is ignored, because the control thread may end before the file is open.
         let open = move || drop(sender.send(device.add_file(&wanted)));
         std::thread::Builder::new()
             .name("fairq-open".into())
@@ -44,7 +45,7 @@ impl Opening {
         Ok(Opening { spec: spec.clone(), since: Instant::now(), thread, opened: None })
     }
 
-    /// Whether it is open, or could not be opened, within `timeout`.
+    /// Whether the file is open, or could not be opened; waits for at most `timeout`.
     fn is_over(&mut self, timeout: Duration) -> bool {
         if self.opened.is_none() {
             self.opened = match self.thread.recv_timeout(timeout) {
@@ -62,12 +63,12 @@ impl Opening {
 }
 
 impl ControlThread<'_> {
-    /// Begins to open a file, or waits a moment for one that is being opened; returns its index
-    /// among the openings when it is open or has failed.
+    /// Begins to open a file, or waits for one that is already being opened, for at most
+    /// [`MOMENT`]. Returns its index among the openings when it is open or has failed.
     pub(super) fn prepared(&mut self, spec: &FileSpec) -> Result<usize, AdminError> {
         let index = match self.openings.iter().position(|opening| opening.spec == *spec) {
             Some(index) => index,
-            // Each opening has a thread that may hang; the error names one of the files.
+            // Each opening has a thread that may hang; the error names the first of the files.
             None if self.openings.len() == MOST => return Err(self.openings[0].unfinished()),
             None => {
                 let opening = Opening::start(self, spec)?;
@@ -86,7 +87,7 @@ impl ControlThread<'_> {
         Ok(opened.expect("it is over")?)
     }
 
-    /// Closes open files that no call has claimed in time.
+    /// Closes open files that no call has used in time.
     pub(super) fn close_unclaimed(&mut self) {
         let (device, closing) = (self.device, &mut self.closing);
         self.openings.retain_mut(|opening| {

@@ -1,14 +1,14 @@
-//! The bounds of connections, in all and for each tenant.
+//! The bounds on the number of connections, in total and for each tenant.
 //!
-//! Problem: one tenant's clients must not take all connections and keep the others out. Model: a
-//! tenant has at most its own bound, half of all unless its configuration says otherwise; and a
-//! place is kept for each tenant that has no connection, so that its first client always gets in.
-//! Where there are more such tenants than half of all places, half are kept.
+//! Problem: one tenant's clients must not use all connections and exclude others. Model: a tenant
+//! has at most its own bound, which is half of all connections by default. One place is reserved
+//! for each tenant without a connection, so that its first client is always admitted. At most half
+//! of all places are reserved in this way.
 //!
-//! A place includes its part of the [`Budget`] of memory. When the budget is used up there is no
-//! place: existing connections need the memory for their requests.
+//! A place includes its part of the [`Budget`] of memory. When the budget is used up no place is
+//! free, because existing connections need the memory for their requests.
 //!
-//! A client without a place gets the protocol's error in the handshake.
+//! A client without a place receives the protocol's error in the handshake.
 
 use std::sync::atomic::Ordering;
 
@@ -16,8 +16,8 @@ use crate::io::budget::Budget;
 use crate::nbd::session::place::Place;
 use crate::server::{Member, Server};
 
-/// The reason why a tenant of `own` connections out of `all` gets no other one; `None` if it gets
-/// one. `most` is its bound; `without` is the number of other tenants that have no connection.
+/// The reason why a tenant with `own` of `all` connections gets no further one; `None` if it gets
+/// one. `most` is its bound, and `without` is the number of other tenants that have no connection.
 fn refusal(
     own: usize,
     most: usize,
@@ -25,7 +25,8 @@ fn refusal(
     places: usize,
     without: usize,
 ) -> Option<&'static str> {
-    // A tenant's first connection takes a kept place, so kept places do not count against it.
+    // A tenant's first connection uses a reserved place, so reserved places do not count against
+    // it.
     let kept = if own == 0 { 0 } else { without.min(places / 2) };
     if own >= most {
         Some("this tenant has as many connections as it may: close one, or try again later")
@@ -37,7 +38,8 @@ fn refusal(
 }
 
 impl Server {
-    /// A place for one more connection of a tenant, and the shard that will serve it.
+    /// Reserves a place for one more connection of a tenant, and chooses the shard that will serve
+    /// it.
     pub(super) fn place(&self, member: &Member) -> Result<(usize, Place), &'static str> {
         let load = |shard: usize| self.counts[shard].load(Ordering::Relaxed);
         let places = self.config.connections * self.counts.len();
@@ -55,9 +57,9 @@ impl Server {
         if !self.budget.take(number, Budget::CONNECTION) {
             return Err("no memory is left for another connection: try again later");
         }
-        // The shard with the fewest connections of the tenant comes first, so that a tenant with
-        // many connections does not crowd some shards. Some shard has room, since not all places
-        // are taken.
+        // The shard with the fewest connections of the tenant is chosen, so that a tenant with many
+        // connections does not concentrate on a few shards. Some shard has a free connection, since
+        // not all places are used.
         let crowd = |shard: &usize| (member.connections.count_on(*shard), load(*shard));
         let with_room = |shard: &usize| load(*shard) < self.config.connections;
         let shard = (0..self.counts.len()).filter(with_room).min_by_key(crowd).unwrap_or(0);

@@ -20,7 +20,7 @@ use crate::server::groups::{Groups, together};
 use crate::server::{Group, GroupStatus, Tenant};
 use crate::shard::stores::Names;
 
-/// The counts of policies: how often ports stopped, and woke each other.
+/// The counts of policies: how often ports were throttled, were blocked, and woke each other.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct PolicyCounts {
     pub(super) throttles: u64,
@@ -29,7 +29,7 @@ pub(super) struct PolicyCounts {
 }
 
 impl PolicyCounts {
-    /// These and the counts in `stats`.
+    /// The sum of these counts and the counts in `stats`.
     pub(super) fn and(self, stats: &Stats) -> PolicyCounts {
         PolicyCounts {
             throttles: self.throttles + stats.throttles,
@@ -39,7 +39,7 @@ impl PolicyCounts {
     }
 }
 
-/// Ticks the policies and keeps their flows.
+/// The policies in force, with their ticks, flows and groups.
 pub(super) struct Schedulers<'a> {
     controls: Vec<Control<'a, Arc<dyn Limits>, AnyDevice>>,
     later: Option<Later>,
@@ -47,12 +47,12 @@ pub(super) struct Schedulers<'a> {
     wakers: Arc<Wakers>,
     names: Arc<Names>,
     groups: Groups,
-    /// The last tuning of each kind, which policies of later stores get as well.
+    /// The last tuning of each parameter, which is also applied to policies of later stores.
     tunings: Vec<Tuning>,
 }
 
 impl<'a> Schedulers<'a> {
-    /// With the policy of the first store; the device does not change until
+    /// Starts with the policy of the first store. The device's class weights do not change until
     /// [`Schedulers::fit_device`].
     pub(super) fn new(
         Policies { first, later }: Policies,
@@ -65,7 +65,7 @@ impl<'a> Schedulers<'a> {
         Ok(Schedulers { controls, later, device, wakers, names, groups, tunings: Vec::new() })
     }
 
-    /// Builds the missing policies, up to that of a store.
+    /// Builds the missing policies, up to the policy of this store.
     fn build_to(&mut self, store: usize) -> Result<(), FlowError> {
         while self.controls.len() <= store {
             let number = self.controls.len();
@@ -73,7 +73,7 @@ impl<'a> Schedulers<'a> {
             let later = later.ok_or(FlowError::Full)?;
             let refused = |error: &dyn Display| {
                 tracing::error!(store = number, %error, "the scheduler of another store cannot be \
-                 built, and its tenants are refused: give the server what the error names");
+                 built, and its tenants are refused: remove the cause of the error");
                 FlowError::Full
             };
             let built = later.build().map_err(|error| refused(&error))?;
@@ -94,8 +94,8 @@ impl<'a> Schedulers<'a> {
         Ok(())
     }
 
-    /// Gives the device's classes the weights that the policies want, before any shard runs under
-    /// them, or again after another policy has changed them.
+    /// Sets the weights of the device's classes as the policies require: before any shard runs
+    /// under these policies, or again after another policy has changed the weights.
     pub(super) fn fit_device(&mut self) -> Result<(), ControlError> {
         self.controls.iter_mut().try_for_each(Control::fit)
     }
@@ -115,25 +115,26 @@ impl<'a> Schedulers<'a> {
         let policy = self.policy(store.into())?;
         let flow = add(policy, None, tenant, &self.groups)?;
         self.names.assign(store, flow).ok_or_else(|| {
-            // No port knows the flow yet.
+            // No port has used the flow yet, so it can be removed at once.
             let _ = policy.remove_flow(flow);
             FlowError::Full
         })
     }
 
-    /// Whether numbers for new slots may be used up. With one store each slot has its own number.
+    /// Whether no number may be free for a new slot; false with one store, where each slot has its
+    /// own number.
     pub(super) fn lack_numbers(&self) -> bool {
         self.later.is_some() && self.names.is_full()
     }
 
-    /// Frees the number of a removed flow without requests under way for a slot of any store.
+    /// Releases the number of a removed flow without requests in flight, for a slot of any store.
     pub(super) fn give_back(&self, flow: FlowId) {
         self.names.give_back(flow.slot() as u32);
     }
 
-    /// Adds a flow that the previous policies had, of a tenant or of a removed one. Connections of
-    /// a removed tenant may still use its flow, and the policy must distinguish it from a later
-    /// one. A flow whose number was given back is refused everywhere.
+    /// Adds a flow that existed under the previous policies, of a present tenant or a removed one.
+    /// Connections of a removed tenant may still use its flow, and the policy must distinguish it
+    /// from a later flow. A flow whose number was released is refused by all policies.
     pub(super) fn add_known(&self, flow: FlowId, tenant: Option<&Tenant>) -> Result<(), FlowError> {
         let Some((store, flow)) = self.names.of(flow) else { return Ok(()) };
         let policy = self.policy(store)?;
@@ -146,7 +147,8 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// Changes the weights of flows, by one call of each store's policy. Removed flows are skipped.
+    /// Changes the weights of flows, with one call to each store's policy. Removed flows are
+    /// skipped.
     pub(super) fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         let mut of_stores = vec![Vec::new(); self.controls.len()];
         for &(flow, weight) in weights {
@@ -159,7 +161,8 @@ impl<'a> Schedulers<'a> {
         for (control, weights) in self.controls.iter().zip(&of_stores) {
             match weights[..] {
                 [] => {}
-                // One flow needs no visit of all others, and fails only if it was removed.
+                // For a single flow, this call does not visit all others, and it fails only if the
+                // flow was removed.
                 [(flow, weight)] => drop(control.policy().set_weight(flow, weight)),
                 _ => control.policy().set_weights(weights),
             }
@@ -191,8 +194,8 @@ impl<'a> Schedulers<'a> {
         self.build_to(before.controls.len() - 1)
     }
 
-    /// Returns a function that takes over the amounts that were taken from the caps of flows and
-    /// groups under the previous schedulers.
+    /// Returns a function that transfers the consumption of caps, of flows and groups, from the
+    /// previous schedulers to these.
     pub(super) fn take_caps(
         &self,
         before: &Schedulers<'_>,
@@ -224,8 +227,8 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// Restores the amounts taken from a flow's caps under the previous program; `left` makes them
-    /// from the flow's current statistics of caps.
+    /// Restores the consumption of a flow's caps from the previous program. `left` computes it from
+    /// the flow's current statistics of caps.
     pub(super) fn resume_caps(&self, flow: FlowId, left: impl FnOnce(&CapStats) -> CapStats) {
         if let Ok((policy, flow)) = self.of(flow)
             && let Some(now) = policy.caps(flow)
@@ -234,7 +237,7 @@ impl<'a> Schedulers<'a> {
         }
     }
 
-    /// The same for a group in a store.
+    /// [`Self::resume_caps`] for a group in a store.
     pub(super) fn resume_group(
         &self,
         name: &str,
@@ -259,7 +262,7 @@ impl<'a> Schedulers<'a> {
     /// Adds a group to all policies, or changes it.
     pub(super) fn set_group(&mut self, group: &Group) -> Result<(), FlowError> {
         let (id, settings) = self.groups.place(group)?;
-        // The policies are of one kind and have the same groups: all accept it or none.
+        // The policies are of one kind and have the same groups, so all accept the group or none.
         self.controls.iter().try_for_each(|of| of.policy().set_group(id, Some(&settings)))?;
         self.groups.put(id, Some(group.clone()));
         self.hurry();
@@ -274,7 +277,7 @@ impl<'a> Schedulers<'a> {
         Ok(())
     }
 
-    /// Puts a flow into a group, or none, with this reservation.
+    /// Puts a flow into a group (or into none), and sets its reservation.
     pub(super) fn set_share(
         &mut self,
         flow: FlowId,
@@ -327,7 +330,7 @@ impl<'a> Schedulers<'a> {
         policy.remove_flow(flow)
     }
 
-    /// Changes a parameter in all policies; they are of one kind, so all accept it or none.
+    /// Changes a parameter in all policies. They are of one kind, so all accept it or none.
     pub(super) fn tune(&mut self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         self.controls.iter().try_for_each(|control| control.policy().tune(tuning, wake))?;
         self.tunings.retain(|other| discriminant(other) != discriminant(&tuning));
@@ -349,7 +352,7 @@ impl<'a> Schedulers<'a> {
         self.controls.first().and_then(Control::class_weights)
     }
 
-    /// When to call [`Self::tick`] next; never again if `None`.
+    /// The time of the next [`Self::tick`]; `None` if no policy needs one.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.controls.iter().filter_map(Control::deadline_ns).min()
     }
@@ -383,7 +386,8 @@ fn add(
     let share = groups.share(tenant.settings.group.as_deref(), tenant.settings.reservation)?;
     let flow = policy.add_flow_as(known, tenant.settings.weight)?;
     let urgent = || if tenant.settings.urgent { policy.set_urgent(flow, true) } else { Ok(()) };
-    // A policy without targets, caps or groups refuses the call even if it sets none.
+    // A policy without targets, caps or groups refuses these calls even for empty settings, so they
+    // are made only if something is set.
     let target = || match tenant.settings.target {
         Some(target) => policy.set_target(flow, Some(target)),
         None => Ok(()),
@@ -398,7 +402,7 @@ fn add(
     };
     urgent().and_then(|()| target()).and_then(|()| caps()).and_then(|()| place()).inspect_err(
         |_| {
-            // No port knows the flow yet.
+            // No port has used the flow yet, so it can be removed at once.
             let _ = policy.remove_flow(flow);
         },
     )?;

@@ -15,7 +15,7 @@ use crate::server::Listen;
 /// One tenant.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// Its name, and its export's.
+    /// Its name, which is also the name of its export.
     pub name: String,
     /// The number of the device's file that holds its data.
     pub file: u16,
@@ -30,7 +30,7 @@ pub struct Tenant {
 /// The settings of a tenant, apart from its name and range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TenantSettings {
-    /// A line for people.
+    /// A description for human readers.
     pub description: String,
     /// Its share relative to the others'.
     pub weight: Weight,
@@ -40,11 +40,11 @@ pub struct TenantSettings {
     pub urgent: bool,
     /// The latency target of its requests, if it has one.
     pub target: Option<Target>,
-    /// The most service that it gets, even if the device is idle.
+    /// The upper limits of its service, even if the device is idle.
     pub caps: Caps,
     /// The group that it is in.
     pub group: Option<String>,
-    /// The least service that it has, while the device can.
+    /// The lower limits of its service, as far as the device can provide them.
     pub reservation: Reservation,
     /// The identity in the certificate that a client needs to open it.
     pub identity: Option<Identity>,
@@ -52,7 +52,7 @@ pub struct TenantSettings {
     pub users: Users,
     /// The most connections that it may have; by default half of all.
     pub connections: Option<u32>,
-    /// Whether it is a block device of this machine, too (ublk).
+    /// Whether it is also a block device of this machine (ublk).
     pub ublk: bool,
     /// The path of its own socket for guests, if it has one.
     pub vhost_user: Option<PathBuf>,
@@ -61,8 +61,9 @@ pub struct TenantSettings {
 }
 
 impl TenantSettings {
-    /// The settings after an [update](crate::server::Admin::update) to `new`: those that clients
-    /// have got in their handshakes stay, since only a restart changes them.
+    /// The settings after an [update](crate::server::Admin::update) to `new`. Settings that only a
+    /// restart changes keep their old values: those that clients received in their handshakes, and
+    /// `urgent`, `connections` and `ublk`.
     #[must_use]
     pub fn updated(&self, new: &TenantSettings) -> TenantSettings {
         let TenantSettings { read_only, urgent, connections, ublk, .. } = *self;
@@ -80,35 +81,35 @@ impl TenantSettings {
     }
 }
 
-/// The tenant of clients that name no export.
+/// The tenant of clients that send no export name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DefaultTenant {
     /// Its name. While no tenant has this name, such clients are refused.
     pub name: String,
-    /// Whether the operator has named it; otherwise it is the default only while there is no other
+    /// Whether the operator has chosen it; otherwise it is the default only while there is no other
     /// tenant.
     pub is_named: bool,
 }
 
-/// The times that a server waits for others.
+/// The longest times for which a server waits for clients, stores and the system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// The longest silence of a TCP client on the wire, keepalive probes and acknowledgements
-    /// included.
+    /// The longest silence of a TCP client on the network; keepalive probes and acknowledgements
+    /// end a silence.
     pub peer: Duration,
     /// The longest time that clients may take to accept their last answers.
     pub answers: Duration,
     /// The age of a store's oldest request from which the store is reported as stuck.
     pub stuck: Duration,
-    /// The longest time that a change of the policy waits for requests in flight. A store that
-    /// takes longer would keep the tenants of all stores waiting.
+    /// The longest time that a change of the policy waits for requests in flight. Without this
+    /// bound, a slow store would delay the tenants of all stores.
     pub change: Duration,
-    /// The longest wait of a request for writes of an earlier connection to the same bytes: longer
-    /// than a kernel's command timeout of 30 s and the retry that follows it.
+    /// The longest time that a request waits for writes of an earlier connection to the same bytes.
+    /// The default is longer than a kernel's command timeout of 30 s and the retry that follows it.
     pub overlap: Duration,
-    /// The longest time of a call of the control socket that waits for a file system.
+    /// The longest time for which a call of the control socket waits for a file system.
     pub call: Duration,
-    /// The longest time in which a client of HTTP or of the control socket has to send a request,
+    /// The longest time that a client of HTTP or of the control socket may take to send a request,
     /// from its first byte to its last, and to accept an answer.
     pub http: Duration,
 }
@@ -135,11 +136,11 @@ pub struct Config {
     pub tenants: Vec<Tenant>,
     /// The names of the tenants whose ranges are zeroed before they can be opened.
     pub zero: Vec<String>,
-    /// The tenant of clients that name no export.
+    /// The tenant of clients that send no export name.
     pub default: Option<DefaultTenant>,
     /// The groups of the tenants, outer ones first.
     pub groups: Vec<Group>,
-    /// The most tenants at a time; the policy was built for as many flows.
+    /// The largest number of tenants at a time; the policy was built for the same number of flows.
     pub most_tenants: usize,
     /// The addresses where clients connect.
     pub listen: Vec<Listen>,
@@ -149,7 +150,7 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// The addresses where metrics and the web page are served over HTTP.
     pub metrics: Vec<Listen>,
-    /// The CPU of each shard; as many as the policy has ports, or empty to pin none.
+    /// The CPU of each shard: one for each port of the policy, or empty to pin no shard.
     pub cpus: Vec<usize>,
     /// Bounds of each connection.
     pub limits: Limits,
@@ -157,16 +158,16 @@ pub struct Config {
     pub connections: usize,
     /// The most queues of guests of each shard.
     pub queues: usize,
-    /// When the shards poll the rings of guests instead of sleeping.
+    /// Whether and when shards poll the rings of guests instead of sleeping.
     pub poll: Poll,
     /// The most bytes of all connections' buffers.
     pub memory: u64,
-    /// Live requests of each shard: those of its connections and those of its queues of guests
-    /// together. The policy was built with the same number.
+    /// The number of live requests of each shard, over its connections and its queues of guests.
+    /// The policy was built with the same number.
     pub tags: usize,
     /// The options of handshakes.
     pub handshake: HandshakeOptions,
-    /// The times that the server waits for others.
+    /// The longest times for which the server waits.
     pub timeouts: Timeouts,
 }
 
@@ -175,10 +176,10 @@ pub struct Config {
 pub struct Group {
     /// Its name, which begins with the names of the groups that it is in: `acme/batch`.
     pub name: String,
-    /// Its weight beside its siblings.
+    /// Its weight relative to the other members of its parent group.
     pub weight: Weight,
-    /// The least that its tenants have together.
+    /// The lower limits of the service of all its tenants together.
     pub reservation: Reservation,
-    /// The most that its tenants have together, in each store.
+    /// The upper limits of the service of all its tenants together, for each store.
     pub caps: Caps,
 }

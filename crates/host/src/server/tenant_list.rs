@@ -1,10 +1,10 @@
-//! The tenants that are served, their flows and their exports, changed while connections come and
-//! go.
+//! The tenants that are served, their flows and their exports; the list changes while connections
+//! are open.
 //!
-//! A handshake uses one [`TenantList`] from its beginning to its end; a change makes a new list. A
-//! tenant's number, the index of its statistics, is its flow's slot. The policy gives the slot to
-//! another flow only when no shard holds a request of the old one, so no request of the old tenant
-//! is counted for the new one.
+//! A handshake uses one [`TenantList`] from its beginning to its end, and each change makes a new
+//! list. A tenant's number, the index of its statistics, is its flow's slot. The policy gives the
+//! slot to another flow only when no shard holds a request of the old one, so no request of the old
+//! tenant is counted for the new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,11 +27,12 @@ pub struct Member {
     pub tenant: Tenant,
     /// Its flow.
     pub flow: FlowId,
-    /// The store that its file is in; weights count among the tenants of a store.
+    /// The store of its file; weights apply among the tenants of one store.
     pub store: u16,
-    /// Set as long as no client may open it: its range is still another's, or is being zeroed.
+    /// Set while no client may open it, because a removed tenant's requests may still use its range
+    /// or the range is being zeroed.
     pub preparing: Option<Arc<Wiping>>,
-    /// Its connections, including those whose handshake is about to end.
+    /// Its connections, including those whose handshake is about to complete.
     pub connections: Arc<Connections>,
     /// Its previous sizes, each with the connections whose clients still know that size.
     pub outdated: Vec<(u64, Arc<Connections>)>,
@@ -51,7 +52,7 @@ impl Member {
         Member { tenant, flow, store, preparing, connections, outdated, resizing }
     }
 
-    /// The number of its connections, whatever size their clients know.
+    /// The number of its connections, with the present size or a previous one.
     pub fn all_connections(&self) -> usize {
         let outdated = self.outdated.iter().map(|(_, count)| count);
         outdated.chain([&self.connections]).map(|one| one.count()).sum()
@@ -63,7 +64,8 @@ impl Member {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// The part of the file that is to be zeroed for it, as a tenant, and the progress of that.
+    /// The part of the file that is to be zeroed for it (as a `Tenant` with that range), and the
+    /// progress of the zeroing.
     pub(super) fn to_prepare(&self) -> Option<(Tenant, Arc<Wiping>)> {
         if let Some(wiping) = &self.preparing {
             return Some((self.tenant.clone(), wiping.clone()));
@@ -75,7 +77,7 @@ impl Member {
         Some((added, wiping.clone()?))
     }
 
-    /// Marks its connections as knowing a previous size.
+    /// Records that the clients of its connections use a previous size.
     pub(super) fn outdate(&mut self) {
         self.outdated.retain(|(_, count)| count.count() > 0);
         let connections = self.connections.anew();
@@ -88,7 +90,7 @@ impl Member {
         self.flow.slot() as u16
     }
 
-    /// Its range, for a front end whose requests are multiples of `block` bytes.
+    /// Its range, for a front end with requests in multiples of `block` bytes.
     pub(super) fn volume(&self, block: u32) -> Volume {
         let &Tenant { file, base, size, .. } = &self.tenant;
         let read_only = self.tenant.settings.read_only;
@@ -96,7 +98,7 @@ impl Member {
     }
 }
 
-/// A change of a range's size that is going on.
+/// A change of a range's size that is in progress.
 #[derive(Clone, Debug)]
 pub struct Resizing {
     /// The size that the range is to have.
@@ -108,8 +110,8 @@ pub struct Resizing {
 }
 
 impl Resizing {
-    /// 0 if the range can have its new end, otherwise the errno of the failure; `None` as long as
-    /// neither is known.
+    /// 0 if the new size can take effect, otherwise the errno of the failure; `None` while the
+    /// change is in progress.
     pub(super) fn outcome(&self) -> Option<i32> {
         let is_cut = self.cut.as_ref().is_none_or(|left| left.load(Ordering::Acquire) == 0);
         match &self.wiping {
@@ -119,24 +121,24 @@ impl Resizing {
     }
 }
 
-/// The tenants at one time.
+/// The tenants at one moment.
 #[derive(Clone, Debug)]
 pub struct TenantList {
     members: Vec<Arc<Member>>,
-    /// The place of each name among the members.
+    /// The index of each name among the members.
     places: Arc<HashMap<String, usize>>,
     exports: Exports,
-    /// The member of each export.
+    /// The index of the member of each export.
     open: Arc<[usize]>,
     /// The members that may not be opened yet, and those whose size is being changed.
     changing: Arc<[usize]>,
 }
 
 impl TenantList {
-    /// These tenants, on a device that prefers transfers of `preferred` bytes.
+    /// A list of these tenants, on a device that prefers transfers of `preferred` bytes.
     ///
-    /// A client that names no export gets `default`, and never an arbitrary tenant: after a tenant
-    /// has been removed, the client would write to another one's disk.
+    /// A client that names no export gets `default`. It never gets an arbitrary tenant, because
+    /// after a tenant's removal it would then write to another tenant's disk.
     pub(super) fn new(
         members: Vec<Arc<Member>>,
         preferred: u32,
@@ -166,8 +168,8 @@ impl TenantList {
         Ok(TenantList { members, places, exports, open, changing })
     }
 
-    /// The same tenants at the same indices, with other settings that their exports do not show.
-    /// This costs a reference to each member and no new exports.
+    /// This list with changed settings that the exports do not contain; the tenants and their
+    /// indices are the same. This costs a reference to each member and no new exports.
     pub(super) fn with(&self, members: Vec<Arc<Member>>) -> TenantList {
         debug_assert_eq!(self.members.len(), members.len());
         TenantList {
@@ -179,12 +181,12 @@ impl TenantList {
         }
     }
 
-    /// The tenants, in the order in which they came.
+    /// The tenants, in the order of their addition.
     pub fn members(&self) -> impl ExactSizeIterator<Item = &Member> + Clone {
         self.members.iter().map(|member| &**member)
     }
 
-    /// A copy of the members for changes; it shares the members that stay unchanged.
+    /// A copy of the members for changes, which shares the members that stay unchanged.
     pub(super) fn to_members(&self) -> Vec<Arc<Member>> {
         self.members.clone()
     }
@@ -194,7 +196,7 @@ impl TenantList {
         self.place_of(name).map(|place| &*self.members[place])
     }
 
-    /// The place of the tenant of this name among the members.
+    /// The index of the tenant of this name among the members.
     pub(super) fn place_of(&self, name: &str) -> Option<usize> {
         self.places.get(name).copied()
     }

@@ -1,7 +1,7 @@
-//! Tenants come, go and change while the server runs.
+//! Adding, removing and changing tenants of a running server.
 //!
-//! A tenant is a flow of the policy's, a member of the list of tenants, and, where its range was
-//! another's, a range to be zeroed first.
+//! A tenant is a flow of the policy, a member of the list of tenants, and, if its range belonged to
+//! another tenant before, a range that has to be zeroed first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn no_tenant(name: &str) -> AdminError {
     AdminError::NoSuchTenant(name.into())
 }
 
-/// Ends the connections of removed tenants: when their requests in flight are answered, or at once
+/// Ends the connections of removed tenants: after their requests in flight are answered, or at once
 /// if `cut_off`.
 fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
     for &flow in flows {
@@ -62,7 +62,7 @@ fn detach(server: &Server, flows: &[FlowId], cut_off: bool) {
             server.shards.send(shard, Message::EndWipes(flow));
             server.shards.send(shard, Message::Notice(Notice::Detach { flow, cut_off }));
         }
-        // A guest without queues has no shard that could end its session.
+        // Without queues, no shard serves the guest and could end its session.
         if cut_off {
             server.sessions.hang_up(flow);
             server.controllers.hang_up(flow);
@@ -88,12 +88,12 @@ impl ControlThread<'_> {
         };
         let mut results: Vec<Result<(), AdminError>> = new.into_iter().map(add).collect();
         let flows: Vec<FlowId> = members[before..].iter().map(|member| member.flow).collect();
-        // One list for all: a list has as many entries as there are tenants.
+        // All tenants are added in one new list, because each list has an entry for every tenant.
         match self.list(members) {
             Ok(tenants) => {
                 let waits = tenants.changing().map(|member| member.flow);
                 self.waiting.extend(waits.filter(|flow| flows.contains(flow)));
-                // Each shard receives this before it receives a connection of the tenants'.
+                // Each shard receives this message before it receives a connection of a new tenant.
                 for shard in 0..self.server.shards.count() {
                     for flow in &flows {
                         self.server.shards.send(shard, Message::Forget(flow.slot() as u16));
@@ -110,12 +110,13 @@ impl ControlThread<'_> {
                 }
             }
         }
-        // The answer names the tenants for whose requests a new tenant waits.
+        // This comes before the answer, which names the removed tenants for whose requests a new
+        // one waits.
         self.begin_wipes();
         results
     }
 
-    /// A tenant with its flow.
+    /// Adds a tenant's flow, and returns the tenant as a member.
     fn new_member(&mut self, tenant: Tenant, wipe: bool) -> Result<Member, AdminError> {
         let store = self.device.store_of(tenant.file);
         self.give_numbers_back();
@@ -126,7 +127,8 @@ impl ControlThread<'_> {
         self.schedulers.hurry();
         self.note(flow);
         self.write_back.assign(flow.slot() as u16, Some((&tenant.name, tenant.file)));
-        // A range or a file gets a new owner only when no request of the old one can arrive there.
+        // A range or a file gets a new owner only when no request of the old owner can reach it any
+        // more.
         if self.has_leftovers(&tenant) {
             self.forget_leftovers();
         }
@@ -146,7 +148,8 @@ impl ControlThread<'_> {
         let gone: Vec<Result<Member, AdminError>> = names.iter().map(find).collect();
         let flows: Vec<FlowId> = gone.iter().flatten().map(|member| member.flow).collect();
         let is_gone: HashSet<FlowId> = flows.iter().copied().collect();
-        // The list changes first: a handshake that ends from here on finds that the flow is gone.
+        // The list changes first, so that a handshake that ends from here on finds that the tenant
+        // is removed.
         let mut rest = tenants.to_members();
         rest.retain(|member| !is_gone.contains(&member.flow));
         match self.list(rest) {
@@ -165,7 +168,7 @@ impl ControlThread<'_> {
         let members = gone.iter().flatten();
         self.leftovers.extend(members.map(|member| (member.tenant.clone(), member.flow)));
         let patience = self.server.config.timeouts.answers;
-        // The server ends when its last owner is dropped, and this task must not be that owner.
+        // The server ends when its last `Arc` is dropped, which must not happen in this task.
         let server = Arc::downgrade(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(patience).await;
@@ -194,7 +197,7 @@ impl ControlThread<'_> {
     ) -> Vec<Result<(), AdminError>> {
         let tenants = self.server.tenants();
         let mut members = tenants.to_members();
-        // A policy takes all weights in one call, since each call may visit all flows.
+        // The policy is given all weights in one call, since each call may visit all flows.
         let mut weights = Vec::new();
         let mut has_sockets = false;
         let mut update = |(name, new): &(String, TenantSettings)| {
@@ -204,7 +207,7 @@ impl ControlThread<'_> {
             let (flow, old) = (*flow, tenant.settings.clone());
             let new = old.updated(new);
             if let Err(error) = self.apply_settings(name, flow, &old, &new) {
-                // The policy has accepted the old values before.
+                // The policy has accepted the old values once, so this succeeds.
                 let _ = self.apply_settings(name, flow, &new, &old);
                 return Err(error);
             }
@@ -218,7 +221,7 @@ impl ControlThread<'_> {
         };
         let updated = updates.iter().map(&mut update).collect();
         self.schedulers.set_weights(&weights);
-        // One list for all updates: a list has as many entries as there are tenants.
+        // All updates are in one new list, because each list has an entry for every tenant.
         self.server.set_roster(tenants.with(members));
         if has_sockets {
             self.fit_guests_or_log();
@@ -258,7 +261,7 @@ impl ControlThread<'_> {
         Ok(())
     }
 
-    /// The statistics of caps, for tenants that have caps or are in a group that may have some.
+    /// The statistics of caps, for tenants that have caps or are in a group that may have caps.
     pub(super) fn caps(&self) -> HashMap<u16, CapStats> {
         let tenants = self.server.tenants();
         let in_groups = self.schedulers.has_capped_groups();
@@ -284,7 +287,7 @@ impl ControlThread<'_> {
     fn note(&mut self, flow: FlowId) {
         match self.flows.get_mut(flow.slot()) {
             Some(last) => *last = flow,
-            // Slots are taken in order.
+            // Slots are taken in order, so a new slot is the next index.
             None => self.flows.push(flow),
         }
     }
@@ -294,7 +297,7 @@ impl ControlThread<'_> {
         !self.closing.is_empty() || self.is_preparing()
     }
 
-    /// Advances each of these tasks by a step.
+    /// Advances the preparation and resizing of ranges and the closing of files by a step.
     pub(super) fn do_chores(&mut self, operator: &mut dyn Operator) {
         let (at, pause) = self.next_look;
         if !(self.waiting.is_empty() && self.closing.is_empty()) && at <= Instant::now() {
@@ -313,7 +316,7 @@ impl ControlThread<'_> {
 
     /// Whether a tenant's range is being prepared or resized.
     fn is_preparing(&self) -> bool {
-        // A range that could not be zeroed stays as it is: nothing is left to do.
+        // A range that could not be zeroed stays closed, and needs no further work.
         let tenants = self.server.tenants();
         tenants.changing().any(|Member { preparing, resizing, .. }| {
             let wiping = preparing.as_ref().map(|wiping| wiping.outcome());
@@ -321,15 +324,15 @@ impl ControlThread<'_> {
         })
     }
 
-    /// Opens the tenants whose ranges are zeroed, if the operator agrees, and gives ranges that
-    /// have been resized their new ends.
+    /// Opens the tenants whose ranges are zeroed, if the operator agrees, and completes the
+    /// resizing of ranges.
     fn open_prepared(&mut self, operator: &mut dyn Operator) {
         let tenants = self.server.tenants();
         let is_due = |member: &Member| {
             member.preparing.as_ref().is_some_and(|wiping| wiping.outcome() == Some(0))
                 || member.resizing.as_ref().is_some_and(|resizing| resizing.outcome().is_some())
         };
-        // Mostly none is due: the list, which may be long, is copied only if one is.
+        // Mostly no member is due, so the list, which may be long, is copied only if one is.
         if !tenants.changing().any(is_due) {
             return;
         }
@@ -374,29 +377,30 @@ impl ControlThread<'_> {
         resized.iter().for_each(|&(flow, size)| self.resize_guests(flow, size));
     }
 
-    /// Gives the front ends the new size of a tenant's range.
+    /// Sends the new size of a tenant's range to the front ends.
     fn resize_guests(&self, flow: FlowId, size: u64) {
         let server = &self.server;
         let notify = || server.notify_all(Notice::Resize { flow, size });
         server.controllers.resize(flow, size, || server.sessions.resize(flow, size, notify));
     }
 
-    /// Whether requests of a removed tenant may be under way in a tenant's range.
+    /// Whether requests of a removed tenant may be in flight in a tenant's range.
     fn has_leftovers(&self, tenant: &Tenant) -> bool {
         self.leftovers.iter().any(|(old, _)| overlap(old, tenant))
     }
 
-    /// Forgets the removed tenants that have no requests under way. They will have none: a shard
-    /// that reports its statistics has processed the removal.
+    /// Forgets the removed tenants that have no requests in flight. They cannot get new ones,
+    /// because a shard that reports its statistics has processed the removal.
     fn forget_leftovers(&mut self) {
         let totals = self.server.shards.stats();
         let flows = &self.flows;
-        // A slot is given to another flow only when no shard holds a request of the previous one.
-        // Staged requests count as well as requests on the device.
+        // A slot is given to another flow only when no shard holds a request of the previous flow,
+        // neither staged nor on the device.
         self.leftovers.retain(|(_, flow)| {
             let is_last = flows[flow.slot()] == *flow;
             let is_left = is_last && totals.tenants[flow.slot()].in_flight > 0;
-            // If a later flow has the slot, the write-back account is already that tenant's.
+            // If a later flow has the slot, the write-back account already belongs to that flow's
+            // tenant.
             if is_last && !is_left {
                 self.write_back.assign(flow.slot() as u16, None);
             }
@@ -404,8 +408,8 @@ impl ControlThread<'_> {
         });
     }
 
-    /// If no number is left for another slot of a store, frees the numbers of removed tenants
-    /// without requests under way for all stores.
+    /// If no number is free for another slot of a store, releases the numbers of removed tenants
+    /// without requests in flight, for use by any store.
     fn give_numbers_back(&mut self) {
         if !self.schedulers.lack_numbers() {
             return;
@@ -419,8 +423,9 @@ impl ControlThread<'_> {
         unused.for_each(|flow| self.schedulers.give_back(*flow));
     }
 
-    /// Begins the preparation of ranges in which no request of a removed tenant is under way: such
-    /// requests are still carried out, so a range is zeroed, or opened as it is, after them.
+    /// Begins to prepare the ranges in which no request of a removed tenant is in flight. Such
+    /// requests are still carried out, so the range is zeroed, or opened unchanged, only after
+    /// them.
     fn begin_wipes(&mut self) {
         let tenants = self.server.tenants();
         let (server, leftovers) = (&self.server, &self.leftovers);
@@ -443,7 +448,7 @@ impl ControlThread<'_> {
                 wiping.skip();
                 return false;
             }
-            // The server zeroes the range of a tenant that may only read, too.
+            // A read-only tenant's range is also zeroed, so the volume must be writable.
             let Tenant { base, size, .. } = part;
             let volume = Volume { base, size, read_only: false, ..member.volume(1) };
             let wipe = Box::new(Wipe::new(volume, wiping));
@@ -495,8 +500,8 @@ impl ControlThread<'_> {
                 self.waiting.push(flow);
             }
             None => {
-                // From now on no new request may reach the removed part, and a handshake finds the
-                // new size.
+                // From now on no new request may reach the removed part, and a handshake returns
+                // the new size.
                 let left = Arc::new(AtomicUsize::new(self.server.shards.count()));
                 let Tenant { file, base, .. } = member.tenant;
                 self.resize_guests(flow, size);
@@ -516,7 +521,7 @@ impl ControlThread<'_> {
     }
 
     fn remove_flow(&self, flow: FlowId) {
-        // The flow was there a moment ago, and no other thread removes flows.
+        // This cannot fail: the flow was found above, and no other thread removes flows.
         if let Ok(ports) = self.schedulers.remove(flow) {
             self.server.shards.wake(ports);
         }

@@ -1,51 +1,52 @@
-//! The offset and length that the scheduler gets for a request, so that its tenant is charged what
-//! the request costs the device.
+//! The offset and length with which the scheduler sees a request, so that its tenant is charged for
+//! the cost of the request on the device.
 //!
 //! **Problem.** A policy charges for bytes. Some requests cost more than their bytes: a write of a
 //! part of a block is a read and a write of whole blocks, and a flush has no bytes at all. A tenant
-//! that sends such requests takes the device from the others without being charged for it.
+//! that sends such requests would use the others' share of the device without being charged for it.
 //!
-//! **Model.** The scheduler gets another offset and length than the device:
+//! **Model.** The offset and length for the scheduler differ from those for the device:
 //!
-//! - A read or write that cuts a block of the device is charged for whole blocks; a write is
-//!   charged in addition for one [`UNIT`] that is read for each block that it cuts, and for whole
-//!   units, the least cost of an operation of a device. Such a request is not merged with another
-//!   one, as the policy does not know its real end.
-//! - A flush is charged for the bytes that could have been read and written in its place: the bytes
+//! - A read or write that covers a block of the device only in part is charged for whole blocks. A
+//!   write is charged for whole [`UNIT`]s, the least cost of an operation of a device, and for one
+//!   more unit for each partial block, which has to be read. Such a request is not merged with
+//!   another one, since the policy does not know its real end.
+//! - A flush is charged for the bytes that the device could have transferred instead: the bytes
 //!   that one slot of the device moves in the measured mean time of this tenant's flushes. The
-//!   policy's own charge for a flush is the minimum.
+//!   charge is at least the policy's own charge for a flush.
 //!
 //! **Example.** The device moves 4 KiB in 100 us, and a tenant's flushes take 5 ms: each is charged
 //! 50 * 4 KiB. A write of 1 byte is charged 8 KiB.
 //!
-//! **Bounds.** Three words for each shard and one for each tenant. A flush is charged at most
-//! [`MOST_OF_A_FLUSH`], so that one that hung does not starve its tenant for ever.
+//! **Bounds.** A shard's state is two words, and one for each tenant. A flush is charged at most
+//! [`MOST_OF_A_FLUSH`], so that a flush that hung does not starve its tenant for ever.
 
 use fairq_core::Op;
 
 /// The least cost of an operation of a device, in bytes: SSDs map 4 KiB at a time.
 const UNIT: u32 = 4096;
-/// The most that a flush is charged, in bytes: as much as the longest request of a client.
+/// The largest charge of a flush, in bytes: the length of the longest request of a client.
 const MOST_OF_A_FLUSH: u64 = 32 << 20;
-/// Bytes after which earlier measurements count half: some seconds of a slow device.
+/// The number of bytes after which the weight of earlier measurements is halved; some seconds on a
+/// slow device.
 const MEMORY: u64 = 256 << 20;
 
-/// A request as it is charged.
+/// The range of a request as it is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charged {
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// Its range differs from the device's, so it must not be merged.
+    /// Whether its range differs from the device's, so that it must not be merged.
     pub(crate) stands_alone: bool,
 }
 
-/// A read or write as it is charged on a device of this block.
+/// The charge of a read or write on a device with this block.
 #[inline]
 pub(crate) fn of_data(op: Op, offset: u64, length: u32, block: u32) -> Charged {
     // Blocks are powers of two.
     let within = |at: u64| at & u64::from(block.max(1) - 1) != 0;
     let end = offset + u64::from(length);
-    // A discard is shrunk to whole blocks, so that it cuts none.
+    // A discard is shrunk to whole blocks, so it has no partial blocks.
     if !(within(offset) || within(end)) || matches!(op, Op::Flush | Op::Discard) {
         return Charged { offset, length, stands_alone: false };
     }
@@ -67,7 +68,7 @@ fn cut(op: Op, offset: u64, length: u32, block: u32) -> Charged {
     Charged { offset, length: length.saturating_add(reads * unit), stands_alone: true }
 }
 
-/// The blocks around a range: offset and length.
+/// The whole blocks that contain a range: offset and length.
 fn around(offset: u64, length: u32, block: u32) -> (u64, u32) {
     let block = u64::from(block);
     let start = offset / block * block;
@@ -89,7 +90,7 @@ impl Observation {
         Observation { bytes: 0, busy_ns: 0, flush_ns: vec![0; tenants].into_boxed_slice() }
     }
 
-    /// Forgets a tenant, since its number is another's from now on.
+    /// Forgets a tenant, because its number now belongs to another tenant.
     pub(crate) fn forget(&mut self, tenant: u16) {
         if let Some(flush_ns) = self.flush_ns.get_mut(usize::from(tenant)) {
             *flush_ns = 0;
@@ -109,17 +110,16 @@ impl Observation {
                 }
             }
             Op::Flush => {
-                // A running mean of about the last eight.
+                // A running mean with a memory of about eight flushes.
                 let mean = &mut self.flush_ns[usize::from(tenant)];
                 *mean = if *mean == 0 { device_ns } else { (*mean * 7 + device_ns) / 8 };
             }
-            // Discards and zeroing move no data, so their bytes say nothing about the rate of a
-            // slot.
+            // Discards and zeroing move no data, so they are not used for the rate of a slot.
             Op::Discard | Op::WriteZeroes => {}
         }
     }
 
-    /// The charge for a flush of this tenant, in bytes; 0 as long as none has been measured.
+    /// The charge for a flush of this tenant, in bytes; 0 while none has been measured.
     pub(crate) fn flush_bytes(&self, tenant: u16) -> u32 {
         let flush_ns = u128::from(self.flush_ns[usize::from(tenant)]);
         let bytes = (flush_ns * u128::from(self.bytes)).checked_div(u128::from(self.busy_ns));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     proptest! {
-        /// The charge is never less than the bytes, and never many more.
+        /// The charge is never less than the bytes, and exceeds them by a bounded amount.
         #[test]
         fn charges_are_near_the_bytes(
             at in 0..1_u64 << 40, bytes in 1..1_u32 << 25, shift in 0..13_u32, write in any::<bool>(),

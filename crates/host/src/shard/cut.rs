@@ -1,7 +1,7 @@
-//! Waiting until no request reaches beyond the new end of a range that has shrunk.
+//! Detects when no request reaches beyond the new end of a range that has shrunk.
 //!
-//! Front ends accept no more requests to these bytes; a shard still carries out the ones that it
-//! has. Another tenant may have the bytes when each shard has reported that none of its requests
+//! Front ends accept no more requests to the removed bytes, but shards still carry out accepted
+//! ones. Another tenant may get the bytes when each shard has reported that none of its requests
 //! reaches them.
 
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// A cut at `end` of a tenant's range in a file; `left` is the number of shards that have not
-    /// finished it.
+    /// A cut of a tenant's range at `end` in a file; `left` is the number of shards that may still
+    /// have requests beyond it.
     pub fn new(tenant: u16, file: u16, end: u64, left: Arc<AtomicUsize>) -> Cut {
         Cut { tenant, file, end, left }
     }
@@ -31,7 +31,7 @@ impl Cut {
         tenant == self.tenant && command.file == self.file && end > self.end
     }
 
-    /// Counts this shard as one without such requests.
+    /// Records that this shard has no such requests.
     pub(super) fn end(self) {
         self.left.fetch_sub(1, Ordering::AcqRel);
     }

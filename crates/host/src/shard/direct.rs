@@ -1,30 +1,31 @@
 //! The low-latency path: an in-process client that rings the device's class queues itself and polls
 //! for completions.
 //!
-//! **Problem.** A [shard](crate::shard) takes events and messages, batches for its clients, sleeps
-//! and is woken. A program with its own thread for I/O needs none of this. **Model.** Submit is
-//! dispatch, for policies that never stage ([`Port::IS_DIRECT`]): the policy names the class (D2FQ,
-//! section 4.3), the command is put in the queue of that class by the caller's own thread, and the
-//! next [`poll`](DirectPath::poll) rings the doorbell and reaps completions. No queue of requests,
-//! no io_uring, no sleep, no statistics, no clock: time is the caller's.
+//! **Problem.** A [shard](crate::shard) handles events and messages, batches requests, sleeps and
+//! is woken. A program with its own thread for I/O needs none of this. **Model.** A request is
+//! dispatched when it is submitted, for policies that never stage ([`Port::IS_DIRECT`]). The policy
+//! chooses the class (D2FQ, section 4.3), the caller's thread puts the command in the queue of that
+//! class, and the next [`poll`](DirectPath::poll) rings the doorbell and reaps completions. The
+//! path has no request queue, io_uring, sleep, statistics or clock; the caller supplies the time.
 //!
 //! ```text
 //!   submit ──▶ port.submit ──▶ class ──▶ queue.issue
 //!   poll ────▶ queue.ring, queue.reap ──▶ port.complete ──▶ Completed
 //! ```
 //!
-//! Each path is one port of the policy and one queue of the device, so paths and shards may share
-//! both. A path wakes the shards that it unblocks, or whose commands it has carried out while
-//! polling; a path itself needs no wake-up, as it is polled.
+//! Each path is one port of the policy and one queue of the device, so paths and shards can share a
+//! policy and a device. A path wakes the shards that it unblocks, and the shards whose commands it
+//! completes while polling. A path itself needs no wake-up, as it is polled.
 //!
 //! **The caller's duty.** The caller polls as long as [`is_idle`](DirectPath::is_idle) is false,
-//! even if it has no command of its own under way: on a device that any poller may advance, others
-//! rely on it.
+//! even if it has no command of its own in flight: on a device that any poller may advance, other
+//! paths rely on its polls.
 //!
-//! **The gain.** Compared with a client in the same process that uses a shard, little: of the 260
-//! ns of a 4 KiB read on `nvme-soft` over memory at depth 1 it saves 10 to 12 in 100, at depth 16
-//! 15 to 17 (`fairq bench --path`). The rest is the controller, the copy and the clock. Compared
-//! with a client over NBD it saves three quarters of the latency of a fast SSD's read.
+//! **The gain.** It is small compared with a client in the same process that uses a shard: of the
+//! 260 ns of a 4 KiB read on `nvme-soft` over memory, the direct path saves 10 to 12 % at depth 1
+//! and 15 to 17 % at depth 16 (`fairq bench --path`). The rest is the controller, the copy and the
+//! clock. Compared with a client over NBD it saves three quarters of the latency of a fast SSD's
+//! read.
 
 use std::sync::Arc;
 
@@ -45,7 +46,7 @@ pub enum DirectError {
          path of the shards"
     )]
     Stages,
-    /// The device needs more than polling.
+    /// The device does not complete requests by polling alone.
     #[error(
         "the direct path polls for completions, and those of the device ({device}) come as events: \
          use one that is polled, such \
@@ -91,8 +92,7 @@ pub struct DirectPath<P: Port, D: Device> {
     port: P,
     id: PortId,
     queue: D::Queue,
-    /// The ring with which the device's queues are opened; a device that is polled puts nothing on
-    /// it.
+    /// The ring with which the device's queues are opened; a polled device puts nothing on it.
     ring: Ring,
     wakers: Arc<Wakers>,
     live: Box<[Live]>,
@@ -102,8 +102,8 @@ pub struct DirectPath<P: Port, D: Device> {
 }
 
 impl<P: Port, D: Device> DirectPath<P, D> {
-    /// The path of port `id`, for the calling thread; it may have at most [`Common::tags`] live
-    /// requests.
+    /// Opens the path of port `id` for the calling thread. The path has at most [`Common::tags`]
+    /// live requests.
     pub fn open(id: PortId, port: P, common: &Common<D>) -> Result<Self, DirectError> {
         let name = || common.device.info().name.clone();
         if !P::IS_DIRECT {
@@ -137,16 +137,18 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         !self.free.is_empty()
     }
 
-    /// Whether no command of any queue is under way here, so that the path may be dropped.
+    /// Whether neither this path nor a queue that it advances has a command in flight, so that the
+    /// path may be dropped.
     pub fn is_idle(&self) -> bool {
         self.free.len() == self.live.len() && self.queue.is_idle()
     }
 
-    /// Puts a command in the queue of the class that the policy names; the next [`Self::poll`]
-    /// rings for all of them. Fails if the flow was removed. [`Self::has_room`] must be true.
+    /// Puts a command in the queue of the class that the policy chooses; the next [`Self::poll`]
+    /// rings the doorbell for all submitted commands. Fails if the flow was removed.
+    /// [`Self::has_room`] must be true.
     ///
     /// # Safety
-    /// The order's memory must stay valid and untouched until `poll` has given the order back.
+    /// The order's memory must stay valid and unused until `poll` has returned the order.
     #[inline]
     pub unsafe fn submit(&mut self, now_ns: u64, order: &Order) -> Result<(), SubmitError> {
         let tag = self.free.pop().expect("the caller asked has_room first");
@@ -162,13 +164,14 @@ impl<P: Port, D: Device> DirectPath<P, D> {
         self.live[tag.0 as usize] =
             Live { cookie: order.cookie(), submitted_ns: now_ns, op: order.op() };
         let command = order.command(tag, class);
-        // SAFETY: the caller keeps the memory valid and untouched until the order comes back, which
+        // SAFETY: the caller keeps the memory valid and unused until the order is returned, which
         // is after its completion has been reaped.
         unsafe { self.queue.issue(now_ns, &mut self.ring, &command, &[]) };
         Ok(())
     }
 
-    /// Rings for the submitted commands, and calls `completed` for each completed order.
+    /// Rings the doorbell for the submitted commands, and calls `completed` for each completed
+    /// order.
     #[inline]
     pub fn poll(&mut self, now_ns: u64, mut completed: impl FnMut(Completed)) {
         self.queue.ring(now_ns, &mut self.ring, &mut self.wake);
@@ -180,8 +183,8 @@ impl<P: Port, D: Device> DirectPath<P, D> {
             let Live { cookie, submitted_ns, op } = self.live[tag.0 as usize];
             completed(Completed { cookie, errno, op, submitted_ns });
         }
-        // The port's contract requires a call of `next` after completions, even of a port that
-        // stages nothing.
+        // The port's contract requires a call of `next` after completions, even if the port stages
+        // nothing.
         let next = self.port.next(now_ns, &mut self.wake);
         debug_assert_eq!(next, Next::Idle, "a port that is direct has nothing staged");
         self.wake.remove(self.id);
@@ -241,8 +244,8 @@ mod tests {
         ended
     }
 
-    /// The data that one of the direct path and a shard's queue writes is read by the other, at any
-    /// alignment.
+    /// Data written through the direct path can be read through a shard's queue and vice versa, at
+    /// any alignment.
     fn both_paths_see_the_same<L: Policy>((policy, ports): (L, Vec<L::Port>), device: AnyDevice) {
         let common = common(device, 2);
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
@@ -254,8 +257,7 @@ mod tests {
             let mut buffer = region.allocate(length).unwrap();
             let data: Vec<u8> = (0..length).map(|at| (at * 7 + 3) as u8).collect();
             buffer.bytes_mut()[..length as usize].copy_from_slice(&data);
-            // SAFETY: the buffer is untouched until `finish` has given the order back, and lives
-            // longer.
+            // SAFETY: the buffer is unused until `finish` has returned the order, and lives longer.
             unsafe { path.submit(5, &order(flow, Op::Write, offset, &buffer, length)) }.unwrap();
             let ended = finish(&mut path, 1);
             assert_eq!(
@@ -292,7 +294,7 @@ mod tests {
             DirectPath::open(PortId(0), ports.pop().unwrap(), &common(soft(ram()), 1)).unwrap();
         let mut region = Region::map(4096).unwrap();
         let buffer = region.allocate(512).unwrap();
-        // SAFETY: the buffer is untouched and outlives the path's use of it.
+        // SAFETY: the buffer is unused and outlives the path's use of it.
         unsafe { path.submit(0, &order(flow, Op::Read, 1 << 20, &buffer, 512)) }.unwrap();
         assert_eq!(finish(&mut path, 1)[0].errno, libc::EINVAL);
         policy.remove_flow(flow).unwrap();
@@ -305,8 +307,8 @@ mod tests {
         region.free(buffer);
     }
 
-    /// Paths that share a set of queues take each other's completions; each gets its own
-    /// completions in the end.
+    /// Paths that share a set of queues reap each other's completions; each path finally receives
+    /// its own.
     #[test]
     fn a_path_polls_for_the_others() {
         let device = soft(NvmeSoftSpec { queues: 3, ..ram() });
@@ -318,7 +320,7 @@ mod tests {
         let open = |(index, port)| DirectPath::open(PortId(index as u8), port, &common).unwrap();
         let mut paths: Vec<_> = ports.into_iter().enumerate().map(open).collect();
         for (index, path) in paths.iter_mut().enumerate() {
-            // SAFETY: the buffers are untouched and live longer than the paths use them.
+            // SAFETY: the buffers are unused and live longer than the paths use them.
             unsafe {
                 path.submit(0, &order(flow, Op::Read, index as u64 * 4096, &buffers[index], 4096))
             }

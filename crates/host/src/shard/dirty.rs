@@ -1,31 +1,33 @@
-//! Dirty bytes: the writes of a file that the page cache has and the disk does not.
+//! Dirty bytes: data of writes that are in the page cache and not yet on the disk.
 //!
-//! **Problem.** A write into the page cache ends when the kernel has a copy. One tenant can fill
-//! the cache with gigabytes, and every flush of another tenant waits behind their writeback.
+//! **Problem.** A write to the page cache ends when the kernel has a copy. One tenant can fill the
+//! cache with gigabytes, and every flush of another tenant then waits for their write-back.
 //!
-//! **Model.** Each cached file has a *bound*: the bytes that its disk writes in half a second. Each
-//! tenant with dirty bytes has a part of it by its weight. A write for which the part has no room
-//! waits in its shard, before the scheduler, so that it takes no slot of the device's
+//! **Model.** Each cached file has a *bound*: the bytes that its disk writes in half a second. The
+//! tenants with dirty bytes share the bound by weight. A write that would exceed its tenant's share
+//! waits in the shard, before the scheduler, so that it occupies no slot of the device
 //! ([`Dirty::admit`]). A tenant without dirty bytes may always write.
 //!
-//! When the dirty bytes are a quarter of the bound, or a write waits, a *round* of writeback
-//! begins: a thread of the file's store has the kernel write what was dirty, in pieces, of which
-//! the disk has two at a time. Each piece that is written makes room and wakes the shards whose
-//! writes wait. A file has one round at a time: writes that end in the meantime are the next
-//! round's, and a flush takes its tenant's dirty bytes out of that.
+//! When the dirty bytes reach a quarter of the bound, or a write waits, a *round* of write-back
+//! begins: a thread of the file's store makes the kernel write the dirty bytes in pieces, two of
+//! which are submitted to the disk at a time. Each written piece frees part of the bound and wakes
+//! the shards with waiting writes. A file has one round at a time: data of writes that end
+//! meanwhile belong to the next round, and a flush removes its tenant's dirty bytes from that next
+//! round.
 //!
-//! **Control.** The speed of a round gives the bound. A round of less than an eighth of the bound,
-//! whose time is mostly latency, only raises it, and no round more than doubles it, since the
-//! kernel may have written a part before. `docs/decisions/0049-dirty-bytes.md` has the reasons.
+//! **Control.** The speed of a round determines the bound. The time of a round of less than an
+//! eighth of the bound is mostly latency, so such a round can only raise the bound. No round more
+//! than doubles it, since the kernel may already have written a part.
+//! `docs/decisions/0049-dirty-bytes.md` has the reasons.
 //!
 //! **Example.** A disk writes 60 MB/s, so the bound is 30 MB. a writes 3 GiB: once 30 MB are dirty,
 //! its writes proceed at 60 MB/s. b writes 4 KiB and flushes: the disk has at most 30 MB to write
 //! before that.
 //!
-//! **Bounds.** A tenant's dirty bytes are at most its part and one write. A tenant that begins to
-//! write reduces the others' parts, which their dirty bytes exceed until the next round has ended.
-//! Bytes that are written twice count twice, up to the range in which they are. Each cached write
-//! takes a lock twice and visits the tenants of its file that have dirty bytes.
+//! **Bounds.** A tenant's dirty bytes are at most its share and one write. When another tenant
+//! begins to write, the shares become smaller; the dirty bytes may exceed them until the next round
+//! has ended. Bytes that are written twice count twice, up to the length of their range. Each
+//! cached write takes a lock twice and visits the tenants of its file that have dirty bytes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,23 +40,23 @@ use crate::device::WriteOut;
 use crate::io::wakers::Wakers;
 use crate::observe::interference::Served;
 
-/// The time in which a disk writes all dirty bytes of a file.
+/// The time in which the disk shall be able to write all dirty bytes of a file.
 const TARGET: Duration = Duration::from_millis(500);
-/// The least bound, and that of a file before its first round, in bytes.
+/// The smallest bound, and the bound of a file before its first round, in bytes.
 const LEAST: u64 = 1 << 20;
-/// The pieces in which a tenant's part of a round is waited for.
+/// The number of pieces into which a tenant's part of a round is split; a round waits for each.
 const PIECES: u64 = 8;
-/// The least bytes of a piece, for rounds of less than [`PIECES`] times this: the unit into which
-/// requests are cut.
+/// The least number of dirty bytes in a piece, unless the tenant's part has fewer: the size of the
+/// pieces into which requests are split.
 const LEAST_PIECE: u64 = 64 << 10;
 
 /// The dirty bytes of all cached files of one run.
 pub struct Dirty {
     files: Mutex<BTreeMap<u16, File>>,
-    /// The number of times that waiting writes were given a reason to retry.
+    /// The number of times that waiting writes were made to retry.
     changes: AtomicU64,
     wakers: Arc<Wakers>,
-    /// The counters of service: a tenant is served when its bytes are written to the disk.
+    /// The counters of service. A tenant is served when its bytes are written to the disk.
     served: Arc<Served>,
 }
 
@@ -81,7 +83,7 @@ struct Tenant {
     writing: u64,
 }
 
-/// Bytes that were written somewhere in a range.
+/// A number of written bytes, and the range of the file that contains them.
 #[derive(Clone, Copy, Default)]
 struct Span {
     bytes: u64,
@@ -89,7 +91,7 @@ struct Span {
     end: u64,
 }
 
-/// A round of writeback, for a thread that may wait: [`Dirty::run`].
+/// A round of write-back; a thread that may block carries it out with [`Dirty::run`].
 pub struct Round {
     file: u16,
     spans: Vec<(u16, Span)>,
@@ -112,11 +114,12 @@ impl Span {
         self.bytes = (self.bytes + length).min(self.end - self.start);
     }
 
-    /// Cuts the span into up to [`PIECES`] pieces, which have the bytes in proportion.
+    /// Splits the span into up to [`PIECES`] pieces, and distributes its bytes over them in
+    /// proportion.
     fn pieces(self) -> impl Iterator<Item = Span> {
         let Span { bytes, start, end } = self;
         let step = (end - start).div_ceil((bytes / LEAST_PIECE).clamp(1, PIECES)).max(1);
-        // Each piece gets the difference of two sums, so that no byte is lost by rounding.
+        // Each piece has the difference of two rounded sums, so that no byte is lost by rounding.
         let until = move |at: u64| {
             let part = u128::from(bytes) * u128::from(at - start);
             (part / u128::from((end - start).max(1))) as u64
@@ -145,7 +148,7 @@ impl File {
         }
     }
 
-    /// Whether a tenant's part has room.
+    /// Whether a tenant may have more dirty bytes.
     fn has_room(&self, tenant: u16) -> bool {
         let Some(own) = self.tenants.get(&tenant) else { return true };
         let weights: u64 = self.tenants.values().map(|tenant| tenant.weight).sum();
@@ -196,7 +199,8 @@ impl File {
 }
 
 impl Dirty {
-    /// For a run without writes yet; `wakers` wakes its shards, and `served` counts its service.
+    /// The dirty bytes of a run without writes yet; `wakers` wakes its shards, and `served` counts
+    /// the service.
     pub fn new(wakers: Arc<Wakers>, served: Arc<Served>) -> Dirty {
         Dirty { files: Mutex::default(), changes: AtomicU64::new(0), wakers, served }
     }
@@ -205,14 +209,14 @@ impl Dirty {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number that changes when waiting writes may have room.
+    /// A number that changes when waiting writes may be admitted.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes these shards retry their waiting writes. A shard is in the set before it reads
-    /// [`Self::changes`] again, so it either reads the new number or is woken.
+    /// Makes these shards retry their waiting writes. A shard adds itself to the set before it
+    /// reads [`Self::changes`] again, so it either reads the new number or is woken.
     fn wake(&self, shards: PortSet) {
         if !shards.is_empty() {
             self.changes.fetch_add(1, Ordering::Release);
@@ -220,8 +224,9 @@ impl Dirty {
         }
     }
 
-    /// Admits a write of a tenant of this weight. False if the write has to wait: its shard is
-    /// woken when there may be room. Also returns the round that is to begin, if one is due.
+    /// Admits a write of a tenant of this weight. False if the write has to wait; its shard is
+    /// woken when the write may be admitted. Also returns the round that is to begin, if one is
+    /// due.
     pub fn admit(
         &self,
         file: u16,
@@ -269,8 +274,8 @@ impl Dirty {
     }
 
     /// Begins a tenant's flush, which writes back its dirty bytes. Returns their number, and the
-    /// end of the tenant's farthest write, which may lie behind the end that the flush's client
-    /// knows, if the tenant has grown.
+    /// end of the tenant's farthest write. If the tenant has grown, this may be beyond the end that
+    /// the flush's client knows.
     pub fn flush(&self, file: u16, tenant: u16) -> (u64, u64) {
         let mut files = self.files();
         let Some(of) = files.get_mut(&file) else { return (0, 0) };
@@ -281,25 +286,25 @@ impl Dirty {
         (bytes, end)
     }
 
-    /// Forgets the farthest writes of a tenant, since its number is another's from now on.
+    /// Forgets the farthest writes of a tenant, because its number now belongs to another tenant.
     pub fn forget(&self, tenant: u16) {
         for file in self.files().values_mut() {
             file.ends.remove(&tenant);
         }
     }
 
-    /// Records that `bytes` of a tenant, whose writeback had begun, are written.
+    /// Records that `bytes` of a tenant, whose write-back had begun, are on the disk.
     pub fn written(&self, file: u16, tenant: u16, bytes: u64) {
         let mut files = self.files();
         let Some(of) = files.get_mut(&file) else { return };
         let woken = of.change(tenant, |own| own.writing -= bytes.min(own.writing));
-        // Under the lock, as the counter has one writer at a time.
+        // This is under the lock, because the counter may have only one writer at a time.
         self.served.written(tenant, bytes);
         drop(files);
         self.wake(woken);
     }
 
-    /// Carries out a round, and each further one that is due when it has ended. May wait for the
+    /// Carries out a round, and each further round that is due when it has ended. May block on the
     /// disk.
     pub fn run(&self, mut round: Round, write_out: &mut WriteOut<'_>) {
         loop {
@@ -309,8 +314,8 @@ impl Dirty {
                 spans.flat_map(|&(tenant, span)| span.pieces().map(move |of| (tenant, of)));
             let mut pieces = pieces.peekable();
             while let Some((tenant, piece)) = pieces.next() {
-                // The disk has the next piece while this one is waited for, and not more, since
-                // others' flushes wait behind them.
+                // The next piece is submitted before the wait for this one. No further piece is
+                // submitted, since flushes of other tenants wait behind the submitted pieces.
                 if let Some((_, next)) = pieces.peek() {
                     write_out(next.start..next.end, false);
                 }
@@ -324,7 +329,7 @@ impl Dirty {
             of.is_writing = false;
             let (next, woken) = (of.round(round.file), std::mem::take(&mut of.waiting));
             drop(files);
-            // The bound may have grown.
+            // The round may have raised the bound, so waiting writes are retried.
             self.wake(woken);
             match next {
                 Some(next) => round = next,
@@ -349,7 +354,7 @@ mod tests {
         (Dirty::new(wakers.clone(), served.clone()), wakers, served)
     }
 
-    /// A tenant writes pieces into the cache until it has to wait. Returns their number, and the
+    /// A tenant writes pieces to the cache until it has to wait. Returns their number, and the
     /// first round that was due.
     fn fill(all: &Dirty, tenant: u16, weight: u64) -> (u64, Option<Round>) {
         let (mut pieces, mut first) = (0, None);
@@ -454,8 +459,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any events: a waiting tenant is given a reason to retry, and no byte is counted once
-        /// all is written.
+        /// For any sequence of events: a waiting tenant is made to retry, and no byte is counted
+        /// once all bytes are written.
         #[test]
         fn nobody_waits_for_ever_and_no_byte_stays(
             events in prop::collection::vec(prop_oneof![

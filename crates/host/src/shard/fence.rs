@@ -1,29 +1,30 @@
-//! Fences: later requests wait for the writes that an ended client has left under way.
+//! Fences: later requests wait for the writes that an ended client has left in flight.
 //!
-//! **Problem.** A client that ends, by a hang-up, a disconnect or a half-close, may leave writes
-//! that wait in the scheduler or that the device has. If its successor writes the same bytes and
-//! flushes, an old write must not land on top of the data that the flush has acknowledged.
+//! **Problem.** A client that ends, by a hang-up, a disconnect or a half-close, may leave writes in
+//! the scheduler or on the device. If its successor writes the same bytes and flushes, an old write
+//! must not overwrite the data that the flush has acknowledged.
 //!
 //! **Model.** Each tenant has a fence, which all shards and front ends share. A front end has a
-//! [`Client`] for each of its clients. When a client ends ([`Client::end`]), it gets the next
-//! number of its tenant, and the front end leaves its requests that change data in the fence
-//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) as long as it
-//! overlaps a request in the fence of a client with a lower number; a client that has not ended
-//! counts as the last. So no two clients wait for each other. A flush overlaps everything. So does
-//! the part of a client's stream that is not yet read, since its requests are not known.
+//! [`Client`] for each of its clients. When a client ends ([`Client::end`]), it receives the
+//! tenant's next number, and the front end puts its requests that change data into the fence
+//! ([`Client::leave`]) until they are over. A request waits ([`Client::waits`]) while it overlaps a
+//! request in the fence that belongs to a client with a lower number; a client that has not ended
+//! counts as the highest number. So no two clients wait for each other. A flush overlaps all
+//! requests, and so does the unread part of an ended client's stream, since its requests are not
+//! known.
 //!
 //! **Example.** a sends a write of block 7, which waits for a cap, and disconnects. b connects,
 //! possibly on another shard, and writes blocks 7 and 8. The write of block 8 is submitted at once;
-//! that of block 7, and a flush by b, when a's write is over.
+//! the write of block 7, and a flush by b, are submitted when a's write is over.
 //!
-//! **Bounds.** As long as no ended client has requests under way, the check costs one load of a
-//! word that does not change. The front end bounds the wait ([`Client::patience_s`]).
+//! **Bounds.** While no ended client has requests in flight, the check costs one load of a word
+//! that does not change. The front end bounds the wait ([`Client::patience_s`]).
 //!
-//! *Memory ordering.* `left` is increased before another thread can know of the client's end, by a
-//! message or a socket. A shard that waits is added to the set under the lock under which it has
-//! found the overlapping request, and that request is removed under the same lock, so the wake-up
-//! is not lost. `changes` is stored (Release) in between, and read (Acquire) by the shard that was
-//! woken.
+//! *Memory ordering.* `left` is increased before another thread can learn of the client's end
+//! through a message or a socket. A shard adds itself to the waiting set under the lock under which
+//! it has found the overlapping request, and that request is removed under the same lock, so the
+//! wake-up is not lost. `changes` is stored (Release) between the removal and the wake-up, and read
+//! (Acquire) by the woken shard.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,8 +34,8 @@ use fairq_core::{PortId, PortSet};
 
 use crate::io::wakers::Wakers;
 
-/// The longest wait of a request before its front end fails it, unless the server sets another, in
-/// seconds: longer than a kernel's command timeout of 30 s and the retry that follows it.
+/// The default of the longest wait of a request, in seconds; its front end then fails it. The
+/// default is longer than a kernel's command timeout of 30 s and the retry that follows it.
 pub const PATIENCE_S: u32 = 60;
 
 /// The fences of all tenants of one run.
@@ -46,7 +47,7 @@ pub struct Fences {
 
 #[derive(Default)]
 struct Fence {
-    /// Entries in `inner`; 0 nearly always.
+    /// The number of entries in `inner`; nearly always 0.
     left: AtomicUsize,
     /// The number of times that entries were removed.
     changes: AtomicU64,
@@ -60,14 +61,14 @@ struct Inner {
     /// The number of clients that have ended.
     ended: u64,
     left: Vec<Left>,
-    /// Shards with requests that wait.
+    /// Shards with waiting requests.
     waiting: PortSet,
 }
 
 /// The counts of a tenant's fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FenceStats {
-    /// Writes of ended connections that are still under way.
+    /// Writes of ended connections that are still in flight.
     pub left: usize,
     /// Requests that have waited for such writes.
     pub waited: u64,
@@ -109,7 +110,7 @@ impl Reach {
 }
 
 impl Fences {
-    /// For `tenants` tenants, and the shards that `wakers` wakes.
+    /// The fences of `tenants` tenants, for the shards that `wakers` wakes.
     pub fn new(tenants: usize, wakers: Arc<Wakers>) -> Fences {
         let patience_s = AtomicU32::new(PATIENCE_S);
         Fences { tenants: (0..tenants).map(|_| Fence::default()).collect(), patience_s, wakers }
@@ -130,14 +131,14 @@ impl Fences {
         (0..).zip(stats).filter(|(_, stats)| *stats != FenceStats::default())
     }
 
-    /// Adds the requests of a tenant that have waited under the previous program.
+    /// Adds the number of a tenant's requests that have waited under the previous program.
     pub fn count_before(&self, tenant: u16, waited: u64) {
         if let Some(fence) = self.tenants.get(usize::from(tenant)) {
             fence.waited.fetch_add(waited, Ordering::Relaxed);
         }
     }
 
-    /// Resets a fence, since its tenant's number is another's from now on.
+    /// Resets a fence, because its tenant's number now belongs to another tenant.
     pub fn forget(&self, tenant: u16) {
         if let Some(fence) = self.tenants.get(usize::from(tenant)) {
             fence.waited.store(0, Ordering::Relaxed);
@@ -150,7 +151,7 @@ impl Fence {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes entries; returns the shards to wake.
+    /// Removes the entries for which `is_over` is true; returns the shards to wake.
     fn take_out(&self, is_over: impl Fn(&Left) -> bool) -> PortSet {
         let mut inner = self.inner();
         let before = inner.left.len();
@@ -171,12 +172,12 @@ pub struct Client {
     shard: PortId,
     /// Its number, once it has ended.
     number: Option<u64>,
-    /// The value of [`Fence::changes`] when its waiting requests were last tried.
+    /// The value of [`Fence::changes`] at the last attempt to submit its waiting requests.
     seen: u64,
 }
 
 impl Client {
-    /// A client of a tenant that the shard of port `shard` serves.
+    /// A client of a tenant, served by the shard of port `shard`.
     pub fn new(fences: Arc<Fences>, tenant: u16, shard: PortId) -> Client {
         Client { fences, tenant, shard, number: None, seen: 0 }
     }
@@ -214,7 +215,7 @@ impl Client {
         fence.left.store(inner.left.len(), Ordering::Release);
     }
 
-    /// Removes a request from the fence, since the request is over.
+    /// Removes a request from the fence, because it is over.
     pub fn over(&self, key: u32) {
         let Some(client) = self.number else { return };
         self.wake(self.fence().take_out(|left| left.client == client && left.key == key));
@@ -235,8 +236,8 @@ impl Client {
         self.fence().left.load(Ordering::Acquire) != 0
     }
 
-    /// Whether a request in the fence has ended after the last call: its waiting requests are then
-    /// to be retried.
+    /// Whether a request was removed from the fence since the last call; the client's waiting
+    /// requests are then to be retried.
     pub fn has_news(&mut self) -> bool {
         let changes = self.fence().changes.load(Ordering::Acquire);
         std::mem::replace(&mut self.seen, changes) != changes
@@ -247,7 +248,7 @@ impl Client {
         self.fence().waited.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a request has to wait; if so, its shard is woken when that may have changed.
+    /// Whether a request has to wait. If so, its shard is woken when this may have changed.
     #[cold]
     pub fn waits(&self, reach: Reach) -> bool {
         let mut inner = self.fence().inner();
@@ -300,8 +301,8 @@ mod tests {
         assert!(wakers.take_pending(1) && new.has_news() && !new.is_fenced());
     }
 
-    /// A second request that begins to wait does not hide that the request which the first one
-    /// waits for is over.
+    /// If a second request begins to wait, the first one still learns that the request for which it
+    /// waits is over.
     #[test]
     fn no_news_are_lost_to_a_request_that_comes_in_between() {
         let (fences, _wakers) = fences(1);

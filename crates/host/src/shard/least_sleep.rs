@@ -1,31 +1,31 @@
-//! The least time for which a shard sleeps while other programs use its CPU.
+//! The shortest timed sleep of a shard while other programs use its CPU.
 //!
-//! **Problem.** Linux gives a thread that wakes its CPU at once, as long as the thread uses less
-//! than its part of that CPU. A shard that uses more waits for other programs, 3 or 4 ms each time,
-//! and its requests on the device end unseen meanwhile. Much of the use is avoidable: a timed sleep
-//! of 1 us takes 23 us of CPU time in a virtual machine, and a poll for another shard ends with the
-//! CPU given away. **Model.** The kernel counts for how long the thread was ready to run and did
-//! not. If that is a sixteenth of the time or more, sleeps that end at a time last for at least
+//! **Problem.** Linux runs a woken thread at once, as long as the thread uses less than its share
+//! of the CPU. A shard that uses more waits for other programs, 3 or 4 ms each time, while
+//! completed requests are not reaped. Much of this CPU use is avoidable: a timed sleep of 1 us
+//! takes 23 us of CPU time in a virtual machine, and a poll for another shard ends by yielding the
+//! CPU anyway. **Model.** The kernel counts the time in which the thread was ready to run and did
+//! not run. If that is a sixteenth of the time or more, timed sleeps last for at least
 //! [`FIRST_NS`], then twice that, up to [`MOST_NS`], and the shard does not poll. Several requests
-//! are then completed in a turn, which leaves the shard below its part. **Bounds.** Nothing changes
-//! on a quiet host. On a busy one requests are completed late by at most 0.13 ms, where they waited
-//! for milliseconds. The clock is one system call every [`PERIOD_NS`].
+//! are then completed in a turn, so the shard stays below its share. **Bounds.** Nothing changes on
+//! a quiet host. On a busy one, completions are delayed by at most 0.13 ms, instead of by
+//! milliseconds. The measurement is one system call every [`PERIOD_NS`].
 
 use crate::observe::cpu_time::{CpuClock, CpuTime};
 
 /// The period of the measurement, in nanoseconds.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// The parts of a period in which the thread waits for its CPU that show a busy host, and a quiet
-/// one.
+/// The host is busy if the thread waits for its CPU for 1/`BUSY` of a period or more, and quiet if
+/// it waits for 1/`QUIET` or less.
 const BUSY: u64 = 16;
 const QUIET: u64 = 64;
 
-/// The first and the longest of the least sleeps, in nanoseconds.
+/// The first and the largest value of the shortest sleep, in nanoseconds.
 const FIRST_NS: u64 = 16_000;
 const MOST_NS: u64 = 128_000;
 
-/// A shard's least sleep, and the measurement that it follows.
+/// A shard's shortest sleep, and the measurement on which it depends.
 #[derive(Debug)]
 pub(crate) struct LeastSleep {
     is_on: bool,
@@ -35,12 +35,13 @@ pub(crate) struct LeastSleep {
 }
 
 impl LeastSleep {
-    /// For a shard that may sleep longer, or not: the software controller stands still meanwhile.
+    /// `is_on` is false for a shard that must not sleep longer, because the software controller
+    /// runs on it and makes no progress meanwhile.
     pub(crate) fn new(is_on: bool) -> LeastSleep {
         LeastSleep { is_on, ns: 0, since_ns: 0, then: None }
     }
 
-    /// The least time that a timed sleep lasts, in nanoseconds; 0 on a quiet host.
+    /// The shortest duration of a timed sleep, in nanoseconds; 0 on a quiet host.
     pub(crate) fn ns(&self) -> u64 {
         self.ns
     }
@@ -50,7 +51,7 @@ impl LeastSleep {
         self.ns > 0
     }
 
-    /// Measures anew if a period has passed.
+    /// Makes a new measurement if a period has passed.
     #[inline]
     pub(crate) fn measure(&mut self, now_ns: u64, clock: &CpuClock) {
         if self.is_on && now_ns.saturating_sub(self.since_ns) >= PERIOD_NS {
@@ -58,7 +59,7 @@ impl LeastSleep {
         }
     }
 
-    /// Adjusts the least sleep to the time that the thread waited in the last period.
+    /// Adjusts the shortest sleep to the time for which the thread waited in the last period.
     #[cold]
     fn adjust(&mut self, now_ns: u64, time: Option<CpuTime>) {
         let passed_ns = now_ns.saturating_sub(self.since_ns);
@@ -81,7 +82,8 @@ impl LeastSleep {
 mod tests {
     use super::*;
 
-    /// The least sleep after each of some periods in which a thread waits so long for its CPU.
+    /// The shortest sleep after `periods` periods, in each of which the thread waits for its CPU
+    /// for `waited_ns`.
     fn after(sleep: &mut LeastSleep, periods: u64, waited_ns: u64) -> u64 {
         for _ in 0..periods {
             let before = sleep.then.unwrap_or_default();

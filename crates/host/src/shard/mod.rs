@@ -1,23 +1,24 @@
 //! A shard: one pinned thread with its own ring, port, device queue and front end.
 //!
-//! One turn of the loop, top to bottom ([`Shard::run`]): take events, take messages, reap
-//! completions, take arrivals, flush replies, issue while the port says so, ring, deliver wake-ups,
-//! park. Nothing on it is shared with other shards except what the policy itself shares, and the
-//! [`Wakers`].
+//! One turn (iteration) of the loop ([`Shard::run`]) handles events, messages, completions and
+//! arrivals, sends replies, issues requests while the port returns some, submits them to the
+//! device, delivers wake-ups and parks. Shards share only the policy's state, the [`Wakers`] and
+//! the accounts in [`Common`].
 //!
-//! **Waking a shard** is [`Wakers`]' affair. A shard parks when it has nothing to do; but if
-//! another shard runs and may wake it, it first polls for the wake-up for a while (see `patience`).
+//! **Waking a shard** is the task of [`Wakers`]. A shard parks when it has nothing to do. If
+//! another shard runs and may wake it, it first polls for the wake-up for a bounded time (see
+//! `spin`).
 //!
-//! **Changing the policy.** A loop is compiled for one policy's port, so a shard that changes it
-//! leaves the loop and enters another one ([`PolicyLoop`]), with everything but the port:
-//! connections, ring, device queue, statistics. Between the two it accepts nothing, dispatches all
-//! staged requests and waits for those in flight (`Shard::drain`), for at most
-//! [`Change::patience_ns`]: then the remaining ones are the device's alone, and no port is notified
-//! of their completion. A port may need other ports to dispatch its requests, so a shard without
-//! requests goes on turning until no shard has any (a [`Meeting`], argued in `fairq_core::wake`);
-//! the first shard enters the new loop after the last has ended with the old one. A wake-up of a
-//! shard that has not yet entered the new loop is not lost, since a loop begins with a turn. The
-//! cost while serving is a check of an `Option` a turn.
+//! **Changing the policy.** A loop is compiled for one policy's port. A shard that changes its
+//! policy leaves its loop and enters another one ([`PolicyLoop`]); it keeps its connections, ring,
+//! device queue and statistics. Between the two loops it accepts nothing, dispatches all staged
+//! requests and waits for requests in flight (`Shard::drain`), for at most [`Change::patience_ns`].
+//! The shard then detaches the requests that remain on the device: no port is notified of their
+//! completion. A port may need other ports to dispatch its requests, so a shard without requests
+//! keeps running turns until no shard has requests (a [`Meeting`], explained in
+//! `fairq_core::wake`). No shard enters its new loop before that. A wake-up of a shard that has not
+//! yet entered the new loop is not lost, since a loop begins with a turn. While serving, the cost
+//! is one check of an `Option` per turn.
 
 use std::io;
 use std::sync::Arc;
@@ -58,22 +59,22 @@ pub mod turns;
 pub mod volume;
 pub mod wipe;
 
-/// The most turns of the inner loop between two checks of the ring: bounds the delay of events by a
-/// device that completes as fast as requests are issued.
+/// The largest number of turns of the inner loop between two checks of the ring. It bounds the
+/// delay of events if the device completes requests as fast as the shard issues them.
 const INNER_TURNS: usize = 8;
 
-/// The longest wait for time to pass, in nanoseconds, for which a shard that ends keeps a request:
-/// enough for a policy that anticipates a tenant's next request. The next constant bounds all such
-/// waits together.
+/// A shard that ends answers a request with an error if the policy would hold it back for longer
+/// than this, in nanoseconds. The bound suffices for a policy that anticipates a tenant's next
+/// request. The next constant bounds the sum of all such waits.
 const SHORT_WAIT_NS: u64 = 20_000_000;
 const SHORT_WAITS_NS: u64 = 1_000_000_000;
 
 /// The source of requests and the receiver of replies; one per shard.
 pub trait Front: 'static {
-    /// The messages that other threads may send it.
+    /// The messages that other threads may send to the front end.
     type Message: Send + 'static;
 
-    /// Takes a message.
+    /// Handles a message for this front end.
     fn message<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -82,7 +83,7 @@ pub trait Front: 'static {
         message: Self::Message,
     );
 
-    /// Takes a message that all front ends get.
+    /// Handles a message that all front ends receive.
     fn notice<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -91,7 +92,7 @@ pub trait Front: 'static {
         notice: Notice,
     );
 
-    /// Takes an event of an operation that it put on the ring.
+    /// Handles the event of an operation that the front end put on the ring.
     fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event);
 
     /// Submits the requests that have arrived.
@@ -102,48 +103,49 @@ pub trait Front: 'static {
         path: &mut DataPath<P, D>,
     );
 
-    /// Takes an order that has been carried out.
+    /// Handles an order that has been carried out.
     fn finished(&mut self, now_ns: u64, finished: Finished);
 
-    /// Sends the pending replies. True if that made room for requests that have already arrived.
+    /// Sends the pending replies. True if this freed resources for requests that have already
+    /// arrived.
     fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool;
 
-    /// The time of its next turn if no event comes.
+    /// The latest time at which `arrivals` has to run again, even if no event comes.
     fn deadline_ns(&self) -> Option<u64> {
         None
     }
 
-    /// For how long a shard that has nothing to do polls for requests that come without an event,
-    /// in nanoseconds; 0 if there are none of that kind.
+    /// The time for which an idle shard polls for requests that arrive without an event, in
+    /// nanoseconds; 0 if there are no such requests.
     fn polls_ns(&mut self) -> u64 {
         0
     }
 
-    /// Whether such a request has come.
+    /// Whether a request has arrived without an event.
     fn has_news(&mut self) -> bool {
         false
     }
 
-    /// Notes that a poll ended with work after this many nanoseconds, or without.
+    /// Records that a poll found work after this many nanoseconds, or found none (`None`).
     fn polled(&mut self, _waited_ns: Option<u64>) {}
 
-    /// The shard is about to sleep: requests come with an event from now on. False if it must not
-    /// sleep, since a request has come already.
+    /// Called before the shard sleeps: from now on requests must arrive with an event. Returns
+    /// false if the shard must not sleep, because a request has already arrived.
     fn rest(&mut self) -> bool {
         true
     }
 
-    /// Goes on after a time in which `arrivals` was not called: requests that came meanwhile are
-    /// still to be submitted.
+    /// Resumes after a time in which `arrivals` was not called. Requests that arrived in that time
+    /// are still to be submitted.
     fn resume(&mut self);
 
-    /// Starts no more operations on the ring until [`Front::go_on`], and cancels the ones in the
-    /// ring if `cancel`. True if it has none.
+    /// Starts no more operations on the ring until [`Front::go_on`], and cancels the operations in
+    /// flight if `cancel`. True if no operation is in flight.
     fn halt(&mut self, _ring: &mut Ring, _cancel: bool) -> bool {
         true
     }
 
-    /// Goes on after [`Front::halt`].
+    /// Resumes after [`Front::halt`].
     fn go_on(&mut self, _ring: &mut Ring) {}
 
     /// Accepts no more requests.
@@ -157,44 +159,43 @@ pub trait Front: 'static {
 /// A message to all front ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Notice {
-    /// This flow was removed: its clients are given up when they have the answers to their requests
-    /// in flight.
+    /// This flow was removed. Its clients are disconnected after the replies to their requests in
+    /// flight.
     Detach {
         /// The flow.
         flow: FlowId,
-        /// Whether to give them up at once.
+        /// Whether to disconnect the clients at once.
         cut_off: bool,
     },
-    /// The range of this flow's tenant has this many bytes from now on: requests beyond are
-    /// refused.
+    /// The range of this flow's tenant now has this many bytes; requests beyond them are refused.
     Resize {
         /// The flow.
         flow: FlowId,
         /// The range's size in bytes.
         size: u64,
     },
-    /// Give up the clients that are left, whatever they wait for.
+    /// Disconnect all remaining clients, even if they wait for replies.
     HangUp,
-    /// A second has passed: the deadlines of clients are checked, and clients that have gone
-    /// without a sign.
+    /// A second has passed: front ends check the deadlines of clients and detect clients that have
+    /// vanished without closing their connection.
     Second,
 }
 
 /// A message to a shard.
 pub enum Message<D: Device, F: Front> {
-    /// Something for its front end.
+    /// A message for the shard's front end.
     Front(F::Message),
-    /// Something for every front end.
+    /// A message for every front end.
     Notice(Notice),
     /// Make a range read as zeroes.
     Wipe(Box<Wipe>),
-    /// Report when no request reaches beyond this cut.
+    /// Report when no live request reaches beyond this cut.
     Cut(Cut),
     /// Stop zeroing the ranges of this flow, which was removed.
     EndWipes(FlowId),
     /// Send a copy of the statistics, with the shard's number.
     Stats(Sender<(usize, ShardReport)>),
-    /// This tenant's number is another's from now on.
+    /// This tenant's number now belongs to another tenant.
     Forget(u16),
     /// Record the scheduler's decisions from now on; the number is the most events kept.
     Record(usize),
@@ -202,29 +203,29 @@ pub enum Message<D: Device, F: Front> {
     Recorded(Sender<(usize, Recording)>),
     /// Complete all requests under this policy and go on under another.
     Change(Change<D, F>),
-    /// Stand still; see [`halt`].
+    /// Pause the shard; see [`halt`].
     Halt(Halt),
-    /// Go on after that.
+    /// Resume after `Halt`.
     GoOn,
-    /// Begin with these counts, which the previous program has left.
+    /// Start with these counts, which the previous program passed on.
     Count(Box<Counted>),
     /// Accept no more requests, complete the ones in flight and end.
     Stop,
 }
 
-/// The next policy of a shard, and the time of the change.
+/// The next policy of a shard, and how the shards change to it.
 pub struct Change<D: Device, F: Front> {
-    /// Its port, and the loop compiled for it.
+    /// The next policy's port, and the loop compiled for that port.
     pub next: Box<dyn PolicyLoop<D, F>>,
     /// The exchange, shared with the other shards.
     pub exchange: Arc<Exchange>,
-    /// The longest wait for requests on stores that do not answer, in nanoseconds.
+    /// The longest time to wait for requests on stores that do not answer, in nanoseconds.
     pub patience_ns: u64,
 }
 
 /// A policy's port, and the loop that is compiled for it.
 pub trait PolicyLoop<D: Device, F: Front>: Send {
-    /// Runs a shard under it until the shard has to end (`None`) or to change.
+    /// Runs a shard under this policy until the shard has to end (`None`) or to change its policy.
     fn run(self: Box<Self>, shard: Shard<(), D, F>) -> Option<Handover<D, F>>;
 }
 
@@ -237,27 +238,27 @@ impl<P: Port + 'static, D: Device, F: Front> PolicyLoop<D, F> for P {
     }
 }
 
-/// The meeting at which threads wait for each other.
+/// A barrier at which threads wait for each other.
 pub type Meeting = fairq_core::wake::Meeting<Native>;
 
 /// A change of the policy, which all shards make together.
 pub struct Exchange {
-    /// The meeting at which shards wait until no port holds a request.
+    /// The barrier at which shards wait until no port holds a request.
     drained: Meeting,
-    /// The meeting that is over when the new policy may be used.
+    /// The barrier that is released when the new policy may be used.
     over: Meeting,
     hand_over: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Exchange {
-    /// An exchange of `shards` shards. `hand_over` passes state of the old policy to the new one,
-    /// when the old one is no longer used.
+    /// An exchange among `shards` shards. `hand_over` passes state of the old policy to the new
+    /// one, after the last use of the old one.
     pub(crate) fn new(shards: usize, hand_over: Box<dyn Fn() + Send + Sync>) -> Exchange {
         Exchange { drained: Meeting::new(shards), over: Meeting::new(1), hand_over }
     }
 
-    /// Notes that a shard's port no longer holds a request. True if that ends the exchange: the
-    /// shard then has to wake the others.
+    /// Records that a shard's port no longer holds a request. True if this was the last such shard;
+    /// it then has to wake the others.
     fn arrive(&self) -> bool {
         if !self.drained.arrive() {
             return false;
@@ -272,7 +273,7 @@ impl Exchange {
     }
 }
 
-/// Runs shards' loops: everything one thread owns. Between two policies `P` is `()`.
+/// The state of a shard: everything that its thread owns. Between two policies `P` is `()`.
 pub struct Shard<P, D: Device, F: Front> {
     index: usize,
     ring: Ring,
@@ -286,14 +287,14 @@ pub struct Shard<P, D: Device, F: Front> {
     patience: Patience,
     cpu: CpuClock,
     least_sleep: LeastSleep,
-    /// The time from which it accepts no more requests.
+    /// The time from which the shard accepts no more requests.
     stopping_ns: Option<u64>,
-    /// The change of the policy that it has been sent.
+    /// The change of the policy that a message has requested and the shard has not yet begun.
     change: Option<Change<D, F>>,
-    /// Set while it stands still.
+    /// Set while the shard is paused.
     halt: Option<Halt>,
-    /// During a change of the policy, the time at which it stops waiting for stores that do not
-    /// answer.
+    /// During a change of the policy, the time at which the shard stops waiting for stores that do
+    /// not answer.
     let_go_ns: Option<u64>,
 }
 
@@ -340,14 +341,14 @@ impl<D: Device, F: Front> Shard<(), D, F> {
         }
     }
 
-    /// The same shard with a port.
+    /// This shard with the policy's port in its data path.
     fn under<P: Port>(self, port: P) -> Shard<P, D, F> {
         self.with(|path| path.with_port(port))
     }
 }
 
 impl<P, D: Device, F: Front> Shard<P, D, F> {
-    /// The same shard on another data path.
+    /// This shard with the data path that `exchange` makes of its present one.
     fn with<Q>(self, exchange: impl FnOnce(DataPath<P, D>) -> DataPath<Q, D>) -> Shard<Q, D, F> {
         let Shard {
             index,
@@ -387,15 +388,15 @@ impl<P, D: Device, F: Front> Shard<P, D, F> {
         }
     }
 
-    /// Polls the eventfd by the ring.
+    /// Queues a poll of the eventfd on the ring.
     fn arm_eventfd(&mut self) {
         let fd = types::Fd(self.wakers.of(self.index).fd());
         let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
-        // SAFETY: a poll names no memory.
+        // SAFETY: a poll operation references no memory.
         unsafe { self.ring.push(poll, UserData { asker: Asker::Shard, value: 0 }) };
     }
 
-    /// Takes a wake-up: the eventfd is emptied, so that the next poll waits for the next one.
+    /// Handles a wake-up: empties the eventfd, so that the next poll waits for the next wake-up.
     fn clear_eventfd(&mut self) {
         self.wakers.of(self.index).clear();
         self.arm_eventfd();
@@ -431,15 +432,15 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             }
             self.park(busy);
         }
-        // The last completions may have unblocked other shards, which still wait.
+        // The last completions may have unblocked other shards, which would otherwise sleep on.
         self.wakers.wake_all(self.path.take_wakes().0);
         tracing::debug!(shard = self.index, "stopped");
         None
     }
 
-    /// A shard that ends waits for the device, and not for time to pass: requests that a cap holds
-    /// back are answered with an error, since they could take hours. True if there were some. The
-    /// next requests of their connections are handled here in the next turn.
+    /// A shard that ends waits for the device, but not for caps: requests that a cap holds back are
+    /// answered with an error, since they could wait for hours. True if there were such requests:
+    /// the shard then runs another turn, for the next requests of their connections.
     #[cold]
     fn give_up_waits(&mut self, since_ns: u64) -> bool {
         let now_ns = self.clock.now_ns();
@@ -453,8 +454,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
     }
 
     /// Accepts nothing until no shard's port holds a request; returns the shard for its next loop.
-    /// Requests that wait for caps move to the next port. Requests on a store that does not answer
-    /// are waited for until the patience is over.
+    /// Requests that wait for caps move to the next port. The shard waits for requests on a store
+    /// that does not answer for at most `patience_ns`.
     #[cold]
     fn drain(mut self, Change { next, exchange, patience_ns }: Change<D, F>) -> Handover<D, F> {
         let (mut arrived, mut has_let_go) = (false, false);
@@ -470,7 +471,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
             let busy = self.drain_turn(now_ns, has_let_go);
             if !arrived && self.path.is_free_of_port() {
                 arrived = true;
-                // The last shard to arrive wakes the others, which may sleep.
+                // The last shard to arrive wakes the others, which are perhaps asleep.
                 if exchange.arrive() {
                     self.wakers.wake_all(PortSet::first(self.wakers.count()));
                 }
@@ -487,11 +488,11 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         (self.with(DataPath::without_port), next)
     }
 
-    /// A turn without arrivals.
+    /// One turn that takes no arrivals.
     fn drain_turn(&mut self, now_ns: u64, has_let_go: bool) -> bool {
         let reaped = self.reap(now_ns);
         self.front.flush(now_ns, &mut self.ring);
-        // The port must not be called after its requests have been taken from it.
+        // The port must not be called after `let_go` has detached its requests.
         let issued = match has_let_go {
             true => self.path.ring(now_ns, &mut self.ring),
             false => self.path.dispatch(now_ns, &mut self.ring),
@@ -507,7 +508,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         reaped
     }
 
-    /// Passes ended orders to their makers, the wipes or the front end. True if there were any.
+    /// Passes finished orders to their submitter: the wipes or the front end. True if there were
+    /// any.
     #[inline]
     fn take_finished(&mut self, now_ns: u64) -> bool {
         let mut has_some = false;
@@ -630,8 +632,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         self.wakers.of(self.index).bell().wake();
     }
 
-    /// Polls for a wake-up or an event for a while, if requests wait for another shard's action and
-    /// another shard runs. True if there is work to do.
+    /// Polls for a wake-up or an event for a bounded time, if requests wait for another shard's
+    /// action and another shard is running. True if there is work to do.
     fn is_woken_in_time(&mut self) -> bool {
         let may_poll = self.path.is_blocked() && !self.least_sleep.is_on_busy_host();
         if !may_poll || !self.wakers.any_runs(self.index) {
@@ -646,18 +648,19 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         is_woken
     }
 
-    /// Polls for a while for requests that come to the front end without an event. True if there is
-    /// work to do.
+    /// Polls for a bounded time for requests that reach the front end without an event. True if
+    /// there is work to do.
     #[inline]
     fn has_polled_news(&mut self) -> bool {
         let polls_ns = self.front.polls_ns();
-        // `poll = always` is the operator's word that the CPU is the shard's own.
+        // With `poll = always` the operator states that this shard has a CPU of its own.
         let may_poll = polls_ns == u64::MAX || !self.least_sleep.is_on_busy_host();
         polls_ns > 0 && may_poll && self.poll_front(polls_ns)
     }
 
     fn poll_front(&mut self, polls_ns: u64) -> bool {
-        // The calls of guests are submitted first: they are what the next requests wait for.
+        // The eventfd writes that notify guests are submitted first: guests send their next
+        // requests after them.
         self.ring.enter(0, None);
         let start_ns = self.clock.now_ns();
         let bound_ns = polls_ns.min(self.sleep_ns().unwrap_or(u64::MAX));
@@ -668,7 +671,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 self.front.polled(Some(waited_ns));
                 break true;
             }
-            // An event would have ended the shard's sleep as well: the poll has brought nothing.
+            // An event would have ended the shard's sleep as well, so the poll was of no use.
             if self.wakers.of(self.index).bell().is_rung() || self.ring.has_news() {
                 self.front.polled(None);
                 break true;
@@ -678,7 +681,8 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
                 self.front.polled(None);
                 break false;
             }
-            // Another thread has used this CPU, perhaps the guest itself: it is left to that.
+            // Another thread, perhaps the guest itself, has used this CPU. The shard stops polling,
+            // so that this thread can run.
             if waited_ns - before_ns > AWAY_NS && polls_ns != u64::MAX {
                 break false;
             }
@@ -717,7 +721,7 @@ impl<P: Port, D: Device, F: Front> Shard<P, D, F> {
         }
     }
 
-    /// The time for which the shard may sleep, in nanoseconds; forever if `None`.
+    /// The time for which the shard may sleep, in nanoseconds; `None` means without limit.
     fn sleep_ns(&self) -> Option<u64> {
         let halt_ns = self.halt.as_ref().and_then(Halt::deadline_ns);
         let deadlines =

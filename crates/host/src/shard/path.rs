@@ -7,25 +7,24 @@
 //!   finished ◀── port.complete ◀── reap: queue.reap
 //! ```
 //!
-//! **Memory.** The data of an order lie in one stretch of memory or in several. The stretches after
-//! the first are kept in an arena until the order has ended (`path/arena.rs`).
+//! **Memory.** The data of an order are in one range of memory (a stretch) or in several. The
+//! stretches after the first are kept in an arena until the order has ended (`path/arena.rs`).
 //!
-//! **Merged requests** are one command of the device's: what the policy joins is collected until
-//! the request that completes it, and handed to the queue with the memory of each part; when the
-//! command ends, all of them have. If it fails, each part is
-//! issued once more, alone: the device says what became of the command and not where in it, so that
-//! one bad block would fail up to a hundred requests that have nothing to do with it. Reading again
-//! and writing the same again do no harm, since the parts are still on their way for everybody.
-//! Nothing is joined to a write that is to be durable, nor across it, and the policy joins nothing
-//! across a flush.
+//! **Merged requests** are one command to the device. The path collects the requests that the
+//! policy joins, up to the request that completes the command, and passes the command to the queue
+//! with the memory of each part. The requests end when the command ends. If the command fails, each
+//! part is issued once more on its own: the device reports an error for the whole command without
+//! its position, so one bad block would otherwise fail up to a hundred unrelated requests. It is
+//! safe to repeat the parts, since no client has a reply yet. Nothing is joined to a durable write
+//! or across it, and the policy joins nothing across a flush.
 //!
-//! **Cancelled requests**, whose client has gone or whose tenant was removed, are taken back from
-//! the policy ([`DataPath::cancel`]). Requests on the device run to their end, and so do requests
-//! that the policy has merged with others.
+//! **Cancelled requests**, whose client has disconnected or whose tenant was removed, are withdrawn
+//! from the policy ([`DataPath::cancel`]). Requests on the device run to their end, and so do
+//! requests that the policy has merged with others.
 //!
-//! A live request has a [`Tag`], an index into what is live; tags are handed out from a fixed
-//! stock, so the requests of a shard are bounded ([`DataPath::has_room`]). Nothing here allocates
-//! once a shard runs.
+//! A live request has a [`Tag`], an index into the table of live requests. The number of tags is
+//! fixed, which bounds the requests of a shard ([`DataPath::has_room`]). Their tables are allocated
+//! when the shard starts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -51,10 +50,10 @@ use crate::shard::volume::Order;
 
 use arena::{Arena, Rest};
 
-/// The number of requests that are issued before the shard reaps completions and sends replies. It
-/// is large, so that a send costs little beside the requests; it is small, so that a client with a
-/// deep queue works on the first replies while the device, or this thread in the device's place,
-/// works on the rest.
+/// The number of requests that are issued before the shard reaps completions and sends replies. A
+/// large batch makes the cost of a send small beside the requests. A small batch lets a client with
+/// a deep queue process the first replies while the device (or this thread, for a device that
+/// completes at once) works on the rest.
 const BATCH: u32 = 8;
 
 /// An order that has been carried out.
@@ -62,22 +61,23 @@ const BATCH: u32 = 8;
 pub struct Finished {
     /// The front end that has submitted it.
     pub asker: Asker,
-    /// The front end's name for it.
+    /// The number by which the front end identifies it.
     pub cookie: u64,
     /// 0, or the errno it failed with.
     pub errno: i32,
 }
 
-/// The holder of a live request that is not on the device, or has sent it there.
+/// The owner of a live request: the layer that ends it or passes it on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
-    /// The policy.
+    /// The policy: the request is staged there, or on the device and counted by the policy.
     Policy,
-    /// Nothing: it waited for a cap of the policy that is being replaced, and goes to the next one.
+    /// No layer: it waited for a cap of the policy that is being replaced, and goes to the next
+    /// policy.
     Nothing,
-    /// The shard: the tenant's dirty bytes leave no room for a write.
+    /// The shard: the write waits because the tenant has too many dirty bytes.
     Throttle,
-    /// The device has it, and the policy that let it go is gone, or will be.
+    /// The device: the policy that dispatched the request is replaced, or will be, before it ends.
     Device,
 }
 
@@ -87,7 +87,7 @@ struct Live {
     command: Command,
     tenant: u16,
     flow: FlowId,
-    /// The front end and its name for the order.
+    /// The front end, and the number by which it identifies the order.
     cookie: u64,
     /// The memory of the data after `command.memory`.
     rest: Rest,
@@ -98,11 +98,12 @@ struct Live {
     /// See [`Piece::begins`](crate::shard::volume::Piece::begins).
     begins: bool,
     held_by: Holder,
-    /// Of a flush: the tenant's writes that had ended when it came.
+    /// For a flush: the number of the tenant's writes that had ended when the flush arrived.
     covers: u64,
-    /// Bytes that [`Dirty`] counts: a write's until it has ended, those that a flush writes back.
+    /// Bytes that [`Dirty`] counts: of a write, until it has ended; of a flush, the bytes that it
+    /// writes back.
     dirty: u64,
-    /// The one after it in its command.
+    /// The next request of the same merged command.
     after: Option<Tag>,
 }
 
@@ -114,17 +115,18 @@ pub struct DataPath<P, D: Device> {
     /// The device's block, in bytes.
     block: u32,
     queue: D::Queue,
-    /// The front end that submits orders now.
+    /// The front end whose orders are being submitted.
     asker: Asker,
     arena: Arena,
-    /// By tag, as many as have been used: those that never were take no memory.
+    /// The live requests by tag. The vector grows to the highest tag used, so unused tags take no
+    /// memory.
     live: Vec<Option<Live>>,
     /// The tags that have been used and are free.
     free: Vec<Tag>,
     /// The number of tags.
     tags: usize,
-    /// The numbers of live requests that no policy knows: those on the device ([`Self::let_go`]),
-    /// and those that wait for the next policy ([`Self::withdraw`]).
+    /// The number of live requests on the device that no policy knows ([`Self::let_go`]), and of
+    /// those that wait for the next policy ([`Self::withdraw`]).
     orphans: usize,
     withdrawn: usize,
     /// The requests that the policy has joined to the command that its next `Issue` completes, and
@@ -134,7 +136,7 @@ pub struct DataPath<P, D: Device> {
     /// Ports that the port or the device has unblocked since the shard last delivered wake-ups.
     wake: PortSet,
     completions: Vec<Completion>,
-    /// Orders without work that the policy has let go.
+    /// Orders without work that the policy has dispatched.
     void: Vec<Tag>,
     finished: Vec<Finished>,
     /// Orders that were refused since the last `reap`.
@@ -152,26 +154,26 @@ pub struct DataPath<P, D: Device> {
     fences: Arc<Fences>,
     dirty: Arc<Dirty>,
     weights: Arc<Weights>,
-    /// Writes that wait for room for dirty bytes, by tenant, in the order in which they came, and
-    /// how many they are.
+    /// Writes that wait until their tenant may have more dirty bytes, by tenant and in order of
+    /// arrival; and their number.
     throttled: BTreeMap<u16, VecDeque<Tag>>,
     throttled_count: usize,
-    /// [`Dirty::changes`] when they were last tried.
+    /// [`Dirty::changes`] at the last attempt to submit the throttled writes.
     throttle_seen: u64,
-    /// Where decisions are recorded, while somebody wants them.
+    /// The recorder of decisions, while a recording is running.
     recorder: Option<Box<Recorder>>,
-    /// The time that `next` returned last, at which it is called again without an event.
+    /// The time that `next` returned last. The shard then calls `next` again without an event.
     wait_until_ns: Option<u64>,
-    /// Whether `next` returned last that requests wait for another verb.
+    /// Whether the last `next` returned that requests wait for another call to a port.
     blocked: bool,
-    /// Something was issued since the last `dispatch`.
+    /// Whether something was issued since the last `dispatch`.
     issued: bool,
     /// Requests issued since the last `reap`.
     batch: u32,
 }
 
 impl<D: Device> DataPath<(), D> {
-    /// The data path of port `id`, which it does not have yet.
+    /// The data path of shard `id`, without a port.
     pub fn new(id: PortId, queue: D::Queue, common: &Common<D>) -> Self {
         let (tags, tenants) = (common.tags, common.tenants);
         DataPath {
@@ -216,17 +218,17 @@ impl<D: Device> DataPath<(), D> {
         }
     }
 
-    /// With its port.
+    /// This path with a port.
     pub fn with_port<P: Port>(self, port: P) -> DataPath<P, D> {
         self.with(port).0
     }
 }
 
-/// Moves all fields of a data path but its port, whose type is the policy's.
+/// Moves all fields of a data path except its port, because the port's type depends on the policy.
 macro_rules! moved {
     ($($field:ident)*) => {
         impl<P, D: Device> DataPath<P, D> {
-            /// The same with another port; returns the old one, too.
+            /// This path with another port; also returns the old port.
             fn with<Q>(self, port: Q) -> (DataPath<Q, D>, P) {
                 let DataPath { port: old, $($field),* } = self;
                 (DataPath { port, $($field),* }, old)
@@ -248,42 +250,42 @@ impl<P, D: Device> DataPath<P, D> {
         &self.device
     }
 
-    /// A client of a tenant whose requests come by this path.
+    /// A client of a tenant whose requests pass through this path.
     pub fn client(&self, tenant: u16) -> Client {
         Client::new(self.fences.clone(), tenant, self.id)
     }
 
-    /// Makes a front end the one that submits and cancels orders from now on; returns the one
-    /// before. A shard that has one front end need not call this.
+    /// Makes a front end the submitter (and canceller) of the following orders; returns the
+    /// previous one. A shard with a single front end need not call this.
     pub fn serve(&mut self, asker: Asker) -> Asker {
         std::mem::replace(&mut self.asker, asker)
     }
 
-    /// Has a shard run its loop once more.
+    /// Makes a shard run one more turn of its loop.
     pub fn wake(&mut self, shard: PortId) {
         self.wake.insert(shard);
     }
 }
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Without its port, which must hold no request ([`Self::is_free_of_port`]).
+    /// This path without its port, which must hold no request ([`Self::is_free_of_port`]).
     pub fn without_port(self) -> DataPath<(), D> {
         self.with(()).0
     }
 
-    /// Whether to `submit` now: there is a tag, and the batch is not full.
+    /// Whether `submit` may be called: a tag is free, and the batch is not full.
     pub fn has_room(&self) -> bool {
         (!self.free.is_empty() || self.live.len() < self.tags) && self.batch < BATCH
     }
 
-    /// Whether no request is live, and neither the port nor the device's queue has something to do
-    /// for other shards. Of the ports behind a lock, the one that waits for a time may be the only
-    /// one that knows it, and requests of the others wait with it.
+    /// Whether no request is live, and neither the port nor the device's queue has work for other
+    /// shards. Among ports that share a lock, the port that waits for a time may be the only one
+    /// that knows that time, and requests of the other ports wait with it.
     pub fn is_idle(&self) -> bool {
         self.orphans + self.withdrawn + self.throttled_count == 0 && self.is_free_of_port()
     }
 
-    /// The same, but for requests that the port does not know.
+    /// Whether the port holds no request. As [`Self::is_idle`], but other live requests may exist.
     pub fn is_free_of_port(&self) -> bool {
         let unknown = self.orphans + self.withdrawn + self.throttled_count;
         self.free.len() + unknown == self.live.len()
@@ -291,14 +293,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             && self.queue.is_idle()
     }
 
-    /// Sends the device what has been issued. True if anything was.
+    /// Submits the issued requests to the device. True if there were any.
     pub fn ring(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.queue.ring(now_ns, ring, &mut self.wake);
         std::mem::take(&mut self.issued)
     }
 
-    /// A free tag, of which there must be one: the last that became free, or else one that was never
-    /// used.
+    /// Takes a free tag: the last one that became free, or one that was never used. The caller has
+    /// checked that there is one.
     #[inline]
     fn take_tag(&mut self) -> Tag {
         self.free.pop().unwrap_or_else(|| {
@@ -308,13 +310,15 @@ impl<P: Port, D: Device> DataPath<P, D> {
         })
     }
 
-    /// Takes an order. Fails if its flow is gone; there must be room. The data of a read or write
-    /// lie in the memory of its piece and then in the stretches of `rest`, in order. If these are
-    /// not together as long as the order, or more than [`STRETCHES`], it ends with `EINVAL`.
+    /// Submits an order. Fails if its flow was removed. The caller has checked [`Self::has_room`].
+    /// The data of a read or write are in the memory of its piece, then in the stretches of `rest`.
+    /// If their total length is not the order's, or there are more than [`STRETCHES`], the order
+    /// ends with `EINVAL`.
     ///
     /// # Safety
-    /// All of this memory must stay valid until the order comes back from [`Self::finished`]. Only
-    /// the owner of a guest's memory may change or read it meanwhile.
+    /// All of this memory must stay valid until the order comes back from [`Self::finished`]. Until
+    /// then no code of this process except the device may access it; a guest may access its own
+    /// memory at any time.
     pub unsafe fn submit(
         &mut self,
         now_ns: u64,
@@ -330,7 +334,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
         let tag = self.take_tag();
         let mut live = Live {
-            // The policy names the class when it lets the request go.
+            // The policy sets the class when it dispatches the request.
             command: order.command(tag, Class::Medium),
             tenant: order.tenant(),
             flow: order.flow(),
@@ -372,20 +376,20 @@ impl<P: Port, D: Device> DataPath<P, D> {
         Ok(())
     }
 
-    /// Ends an order that no layer below has seen.
+    /// Ends an order before any lower layer has received it.
     #[cold]
     fn refuse(&mut self, cookie: u64, errno: i32) {
         let UserData { asker, value } = UserData::from_word(cookie);
         self.refused.push(Finished { asker, cookie: value, errno });
-        // Its front end gets it in a turn, which must come.
+        // The front end receives it in the next turn; `issued` makes sure that there is one.
         self.issued = true;
     }
 
-    /// Gives the port a request, as its flow is charged for it.
+    /// Submits a request to the port, with the offset and length for which its flow is charged.
     #[inline]
     fn give(&mut self, now_ns: u64, tag: Tag, live: &Live) -> Result<Submitted, SubmitError> {
         let Live { flow, command: Command { file, no_hole, fua, .. }, .. } = *live;
-        // Whose device zeroes by its map is charged for that.
+        // A device that zeroes a range by changing its map is charged for a discard.
         let op = match live.command.op {
             Op::WriteZeroes if self.device.zeroes_by_map(file, no_hole) => Op::Discard,
             op => op,
@@ -413,13 +417,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
         charge::of_data(op, offset, length, self.block)
     }
 
-    /// Issues what the policy lets go, at most a batch, and rings the device. True if anything was
-    /// issued since the last call, by `submit` or here: the device may have completed it already.
+    /// Issues at most a batch of the requests that the policy dispatches, and submits them to the
+    /// device. True if `submit` or this call issued anything: the device may have completed it
+    /// already.
     pub fn dispatch(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.wait_until_ns = None;
         self.blocked = false;
-        // A command that has been begun is completed whatever the batch: the contract wants `next`
-        // at once after a `Join`.
+        // A merged command that has been begun is completed even if the batch is full: the contract
+        // requires a call of `next` immediately after a `Join`.
         while self.batch < BATCH || !self.joined.is_empty() {
             match self.port.next(now_ns, &mut self.wake) {
                 Next::Join { tag } => self.joined.push(tag),
@@ -442,7 +447,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.ring(now_ns, ring)
     }
 
-    /// Nothing may go.
+    /// Records that the policy dispatches nothing now, and why.
     #[inline]
     fn hold(&mut self, now_ns: u64) {
         if let Some(recorder) = &mut self.recorder {
@@ -471,7 +476,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.live[tag.0 as usize].is_some_and(|live| live.is_void)
     }
 
-    /// The request that completes a command: all that were joined go, and it.
+    /// Issues the merged command that the request `last` completes.
     fn issue_joined(&mut self, now_ns: u64, ring: &mut Ring, last: Tag, class: Class) {
         let mut parts = std::mem::take(&mut self.joined);
         parts.push(last);
@@ -497,7 +502,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             && self.memories.len() <= STRETCHES
         {
             whole.memory = *first;
-            // SAFETY: as for one; the parts are finished together, after the completion of the
+            // SAFETY: as in `issue`; the parts are finished together, after the completion of the
             // whole.
             unsafe { self.queue.issue(now_ns, ring, &whole, rest) };
             self.counters.joined += parts.len() as u64 - 1;
@@ -512,15 +517,15 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.joined = parts;
     }
 
-    /// Issues a request that the policy has let go.
+    /// Issues a dispatched request without merging it.
     fn issue_alone(&mut self, now_ns: u64, ring: &mut Ring, tag: Tag) {
         let Live { command, rest, .. } =
             self.live[tag.0 as usize].as_ref().expect("it is on its way");
-        // SAFETY: as for those that are not joined.
+        // SAFETY: as in `issue`.
         unsafe { self.queue.issue(now_ns, ring, command, self.arena.get(*rest)) };
     }
 
-    /// The policy has let a request go.
+    /// Records that the policy has dispatched a request; returns its command.
     #[inline]
     fn leave(&mut self, now_ns: u64, tag: Tag, class: Class) -> (Command, Rest) {
         let live = self.live[tag.0 as usize].as_mut().expect("the policy issues live tags only");
@@ -542,12 +547,12 @@ impl<P: Port, D: Device> DataPath<P, D> {
         (command, rest)
     }
 
-    /// Passes an event of the device's to it.
+    /// Passes an event of the device's queue to that queue.
     pub fn event(&mut self, now_ns: u64, ring: &mut Ring, event: Event) {
         self.queue.event(now_ns, ring, event);
     }
 
-    /// Takes completions from the device; [`Self::finished`] then gives them. True if there were
+    /// Takes completions from the device; [`Self::finished`] then returns them. True if there were
     /// any.
     pub fn reap(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
         self.batch = 0;
@@ -568,7 +573,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         any
     }
 
-    /// A command of several requests has ended: so have they; or it has failed, and they go alone.
+    /// Ends the requests of a merged command, or issues each of them alone if the command failed.
     fn end_joined(&mut self, now_ns: u64, ring: &mut Ring, first: Tag, second: Tag, errno: i32) {
         let mut part = Some((first, Some(second)));
         while let Some((tag, after)) = part {
@@ -584,7 +589,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// A request has been carried out.
+    /// Ends a request that the device has completed.
     #[inline]
     fn end(&mut self, now_ns: u64, tag: Tag, mut errno: i32) {
         let live = self.live[tag.0 as usize].expect("the device completes live tags only");
@@ -602,7 +607,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
             _ => self.dirtied(&live, errno == 0),
         }
         let failed = errno != 0;
-        // Before the request is gone: a decision is recorded with what it was about.
+        // This comes before the request is freed, because the record of a decision contains the
+        // request.
         if self.recorder.is_some() {
             self.note(now_ns, if failed { Kind::Fail } else { Kind::Complete }, tag);
         }
@@ -627,20 +633,20 @@ impl<P: Port, D: Device> DataPath<P, D> {
         let bytes = if matches!(op, Op::Read | Op::Write) { u64::from(length) } else { 0 };
         self.counters.completed += 1;
         self.counters.bytes += bytes;
-        // Bytes in the page cache are served when the disk has them.
+        // A write to the page cache counts as served only when its bytes are on the disk.
         let served = if live.dirty > 0 { 0 } else { bytes };
         self.observed.ended(tag, live.tenant, served, times.latency_ns());
         self.give_back(&live, errno);
     }
 
-    /// An order is its front end's again.
+    /// Returns an order to its front end.
     #[inline]
     fn give_back(&mut self, live: &Live, errno: i32) {
         let UserData { asker, value: cookie } = UserData::from_word(live.cookie);
         self.finished.push(Finished { asker, cookie, errno });
     }
 
-    /// Whether a live request is beyond a cut.
+    /// Whether a live request reaches beyond a cut.
     pub fn crosses(&self, cut: &Cut) -> bool {
         self.live.iter().flatten().any(|live| cut.is_crossed_by(live.tenant, &live.command))
     }
@@ -658,7 +664,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.finished.pop()
     }
 
-    /// The other ports that were unblocked since the last call; and whether this one was.
+    /// The other ports that were unblocked since the last call, and whether this one was unblocked.
     pub fn take_wakes(&mut self) -> (PortSet, bool) {
         let mut others = std::mem::take(&mut self.wake);
         let own = others.contains(self.id);
@@ -666,17 +672,18 @@ impl<P: Port, D: Device> DataPath<P, D> {
         (others, own)
     }
 
-    /// Whether requests are held back until another shard, or a completion, lets them go.
+    /// Whether requests are held back until another shard or a completion allows them to be
+    /// dispatched.
     pub fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// When the policy lets the next request go, if nothing but the passing of time holds it back.
+    /// The time at which the policy dispatches the next request, if only time holds it back.
     pub fn waits_until_ns(&self) -> Option<u64> {
         self.wait_until_ns
     }
 
-    /// When to run again though no event comes.
+    /// The time at which the shard has to run even if no event comes.
     pub fn deadline_ns(&self) -> Option<u64> {
         match (self.wait_until_ns, self.queue.deadline_ns()) {
             (Some(a), Some(b)) => Some(a.min(b)),

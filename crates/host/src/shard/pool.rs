@@ -1,4 +1,5 @@
-//! The shards of one run: starts a pinned thread for each, sends them messages, and ends them.
+//! The shards of one run: starts a pinned thread for each shard, sends messages to them, and ends
+//! them.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -29,15 +30,15 @@ pub struct Shards<D: Device, F: Front> {
 /// The ports of a policy, for shards to run under.
 pub type PolicyLoops<D, F> = Vec<Box<dyn PolicyLoop<D, F>>>;
 
-/// Ports as shards take them.
+/// The loops for the ports of a policy.
 pub fn policy_loops<P: Port + 'static, D: Device, F: Front>(ports: Vec<P>) -> PolicyLoops<D, F> {
     ports.into_iter().map(|port| Box::new(port) as Box<dyn PolicyLoop<D, F>>).collect()
 }
 
 impl<D: Device, F: Front + Send> Shards<D, F> {
-    /// Starts one shard for each port, pinned to the CPU of the same index in `cpus` (not pinned if
-    /// there is none), with the front end that `front` makes for it. All are open when this
-    /// returns.
+    /// Starts one shard for each port, with the front end that `front` makes for it. Each thread is
+    /// pinned to the CPU at its index in `cpus`, if there is one. When this returns, all shards
+    /// have opened their rings, queues and front ends.
     pub fn start(
         ports: PolicyLoops<D, F>,
         common: &Common<D>,
@@ -51,8 +52,8 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         Shards::start_with(ports, common, cpus, front, open)
     }
 
-    /// The same with threads that do other work: `open` is called in each, and the function that it
-    /// returns is run there. It must answer its inbox as a [`Shard`] does.
+    /// [`Self::start`] for threads that do other work: each thread calls `open` and then runs the
+    /// function that it returns. That function must answer its inbox as a [`Shard`] does.
     pub(crate) fn start_with<P, O, R>(
         ports: Vec<P>,
         common: &Common<D>,
@@ -117,11 +118,11 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         }
     }
 
-    /// Makes the shards complete their requests under their policy and go on under the policy of
-    /// these ports, one for each shard. New requests wait meanwhile. The old policy must be ticked
-    /// until the exchange is over. `patience` bounds the wait for requests on a store that does not
-    /// answer. A shard calls `hand_over` when no shard uses the old policy any longer and none uses
-    /// the new one yet.
+    /// Makes the shards complete their requests under their policy and change to the policy of
+    /// these ports, one for each shard. New requests wait during the change. The caller must tick
+    /// the old policy until the exchange is over. `patience` bounds the wait for requests on a
+    /// store that does not answer. The last shard to finish calls `hand_over`, when no port of the
+    /// old policy holds a request any longer and no shard uses the new policy yet.
     pub fn change(
         &self,
         ports: PolicyLoops<D, F>,
@@ -138,12 +139,13 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         exchange
     }
 
-    /// Wakes the shards of `ports` for a turn.
+    /// Wakes the shards of `ports`, so that each runs a turn.
     pub fn wake(&self, ports: PortSet) {
         self.wakers.wake_all(ports);
     }
 
-    /// The statistics of tenants and shards. For a shard that has ended, its last report counts.
+    /// The statistics of tenants and shards. A shard that has ended is represented by its last
+    /// report.
     pub fn stats(&self) -> Totals {
         let (reply, replies) = channel();
         for shard in 0..self.count() {
@@ -178,7 +180,7 @@ impl<D: Device, F: Front + Send> Shards<D, F> {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Makes every shard complete its requests in flight and end, and waits for that.
+    /// Makes every shard complete its requests in flight and end; waits until all have ended.
     pub fn stop(self) {
         for shard in 0..self.count() {
             self.send(shard, Message::Stop);
@@ -196,9 +198,9 @@ fn run<R: FnOnce()>(
     open: impl FnOnce() -> io::Result<R>,
     opened: &Sender<io::Result<()>>,
 ) {
-    // A shard that panics abandons its clients and the slots it holds, so the process ends: no data
-    // acknowledged as durable is lost, clients notice at once, and a supervisor starts the server
-    // again.
+    // A shard that panics abandons its clients and occupies its slots, so the whole process is
+    // ended: no data acknowledged as durable is lost, clients notice at once, and a supervisor
+    // starts the server again.
     let _abort = AbortOnPanic;
     if let Some(cpu) = cpu {
         let mut set = CpuSet::new();
@@ -207,12 +209,13 @@ fn run<R: FnOnce()>(
             tracing::warn!(shard = index, cpu, %error, "cannot pin the shard to its CPU");
         }
     }
-    // A shard that waits for a point in time must wake then, not up to 50 us later.
+    // A shard that waits for a point in time must wake then; the default slack delays it by up to
+    // 50 us.
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
-        tracing::debug!(%error, "timer slack stays as it is");
+        tracing::debug!(%error, "cannot set the timer slack");
     }
     if let Err(error) = set_slice(SLICE_NS) {
-        tracing::debug!(%error, "the scheduler's slices stay as they are");
+        tracing::debug!(%error, "cannot set the scheduling slice");
     }
     match open() {
         Ok(run) => {
@@ -223,17 +226,17 @@ fn run<R: FnOnce()>(
     }
 }
 
-/// The shortest slice that Linux allows, in nanoseconds.
+/// The shortest scheduling slice that Linux allows, in nanoseconds.
 const SLICE_NS: u64 = 100_000;
 
 /// Sets this thread's scheduling slice to `slice_ns`. The thread gets no more CPU time, but runs
-/// sooner after a wake-up: with the usual slices it waits for some milliseconds while others
-/// compute on its CPU, and other shards wait for it. Linux honours this from 6.12 on; older kernels
-/// ignore it.
+/// sooner after a wake-up. With the default slice it waits for some milliseconds if another thread
+/// computes on its CPU, and other shards wait for it. Linux honours this from 6.12 on; older
+/// kernels ignore it.
 fn set_slice(slice_ns: u64) -> io::Result<()> {
     let mut attributes = own_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
-        // The parent of the server has set another scheduling policy.
+        // The server was started with another scheduling policy, which has no such slice.
         return Ok(());
     }
     attributes.sched_runtime = slice_ns;
@@ -241,18 +244,18 @@ fn set_slice(slice_ns: u64) -> io::Result<()> {
 }
 
 fn set_attributes(attributes: &libc::sched_attr) -> io::Result<()> {
-    // SAFETY: the kernel reads as many bytes as the structure says that it has.
+    // SAFETY: the kernel reads the number of bytes that the structure's `size` field gives.
     let written =
         unsafe { libc::syscall(libc::SYS_sched_setattr, SELF, &raw const *attributes, 0) };
     if written == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The nice levels by which [`step_back`] is behind a shard: a tenth of its CPU time where both
-/// compute.
+/// The nice levels that [`step_back`] adds to a shard's. The thread then gets a tenth of the
+/// shard's CPU time if both are runnable on one CPU.
 const BEHIND: i32 = 10;
 
-/// Gives this thread less CPU time than the shards where they share a CPU, whatever priority the
-/// shards have: for work that may take long.
+/// Gives this thread less CPU time than shards on the same CPU, whatever priority the shards have.
+/// It is for work that may take long.
 pub(crate) fn step_back() -> io::Result<()> {
     let mut attributes = own_attributes()?;
     attributes.sched_policy = libc::SCHED_OTHER as u32;
@@ -261,13 +264,13 @@ pub(crate) fn step_back() -> io::Result<()> {
     set_attributes(&attributes)
 }
 
-/// The calling thread, as the kernel's calls name it.
+/// The number that means the calling thread in these system calls.
 const SELF: libc::pid_t = 0;
 
 /// The scheduling attributes of this thread.
 fn own_attributes() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: plain numbers, for which zeroes are good values.
+    // SAFETY: the structure has only numbers, for which zero is valid.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes at most `size` bytes to the structure, which has that size.
     let read =
@@ -307,7 +310,7 @@ mod tests {
     #[test]
     fn a_short_slice_is_all_that_changes() {
         let (before, after) = std::thread::spawn(|| {
-            // SAFETY: lowers the priority of this thread, which ends with the test.
+            // SAFETY: the call lowers the priority of this thread, which ends with the test.
             unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 7) };
             let before = own_attributes().unwrap();
             set_slice(SLICE_NS).unwrap();

@@ -1,24 +1,24 @@
-//! A client's request on its way through a shard: cut into orders, and counted until they have
-//! ended.
+//! A client's request on its way through a shard: it is split into orders, which are counted until
+//! they have ended.
 //!
-//! A front end has a [`Request`] for each request of its clients. [`Request::next`] gives the next
-//! part of it, which [`Part::order`] makes an [`Order`]; [`Request::finished`] takes the end of
-//! each order. A request has ended when [`Request::is_finished`] says so, and has failed if
-//! [`Request::errno`] is not 0.
+//! A front end has a [`Request`] for each request of its clients. [`Request::next`] returns the
+//! next part of it, [`Part::order`] makes the part's [`Order`], and [`Request::finished`] records
+//! the end of each order. A request has ended when [`Request::is_finished`] is true, and has failed
+//! if [`Request::errno`] is not 0.
 //!
 //! | request | its orders |
 //! |---|---|
-//! | read, write | pieces of [`PIECE`] bytes, as far as their data are there |
+//! | read, write | pieces of [`PIECE`] bytes, submitted when their data have arrived |
 //! | discard, write zeroes | one piece after the other, at most 32 MiB; zeroes that the device has to write, [`PIECE`] |
-//! | either of them with FUA | a flush at the end, which is cheaper than a durable order for each piece; a discard changes only maps, for which devices have no flag |
+//! | either of them with FUA | a flush at the end, which is cheaper than a durable order for each piece; devices have no FUA flag for discards, which change only maps |
 //! | flush | one |
 //! | one that the server answers, or refuses | one without work, for which the tenant is charged |
 //!
-//! The scheduler so decides about small pieces, and one client's 32 MiB do not stand before
-//! another's 512 bytes. After the first error nothing more is submitted.
+//! So the scheduler decides about small pieces, and one client's 32 MiB do not delay another
+//! client's 512 bytes. After the first error no further order is submitted.
 //!
-//! **Example.** A guest writes 96 KiB from 24 pages: the parts have 64 and 32 KiB, and
-//! [`Cursor::take`] gives the first 16 and the last 8 pages for them.
+//! **Example.** A guest writes 96 KiB from 24 pages. The parts have 64 and 32 KiB, for which
+//! [`Cursor::take`] returns the first 16 and the last 8 pages.
 
 use std::ops::Range;
 
@@ -28,9 +28,9 @@ use crate::device::Device;
 use crate::io::memory::Memory;
 use crate::shard::volume::{Order, Piece, PieceError, Volume};
 
-/// The longest order made of a read or write, in bytes: long enough that a device reaches its
-/// bandwidth with a few, short enough that one delays others by a fraction of a millisecond, and is
-/// in the cache from the device to the client.
+/// The longest order made of a read or write, in bytes. It is long enough that a device reaches its
+/// bandwidth with a few orders, and short enough that one order delays others by only a fraction of
+/// a millisecond and that its data stay in the CPU's cache between device and client.
 pub const PIECE: u32 = 64 << 10;
 /// The longest order made of a discard or zeroing that changes only maps, in bytes.
 const MAP_PIECE: u64 = 32 << 20;
@@ -42,7 +42,7 @@ pub struct Request {
     /// Start of the range, in bytes from the volume's start.
     offset: u64,
     length: u64,
-    /// The data must be on stable storage at the end.
+    /// Whether the data must be on stable storage at the end.
     pub fua: bool,
     /// See [`crate::device::Command::no_hole`].
     pub no_hole: bool,
@@ -51,13 +51,13 @@ pub struct Request {
     /// The longest order for zeroes that the device has to write, in bytes.
     pub written_piece: u32,
     is_void: bool,
-    /// Whether it is a client's, so that it counts as one.
+    /// Whether a client sent it, so that the client statistics count it.
     is_clients: bool,
-    /// Bytes of the data that are there, so that pieces of them may be submitted.
+    /// Bytes of the data that have arrived, so that pieces of them may be submitted.
     ready: u64,
     /// Bytes submitted.
     submitted: u64,
-    /// The order that ends it, a flush or one without work, has been submitted.
+    /// Whether the order that ends it (a flush, or an order without work) has been submitted.
     is_closed: bool,
     outstanding: u32,
     errno: i32,
@@ -73,7 +73,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// The part of the request's bytes that it is about.
+    /// The part's range within the request's bytes.
     pub fn range(&self) -> Range<u32> {
         self.start as u32..self.start as u32 + self.piece.length
     }
@@ -88,7 +88,8 @@ impl Part {
         !self.is_void && matches!(self.piece.op, Op::Read | Op::Write)
     }
 
-    /// Its order. The data begin in `memory`, which is [`Memory::NONE`] if there are none.
+    /// The part's order. `memory` is the first stretch of the data, or [`Memory::NONE`] if it has
+    /// none.
     #[inline]
     pub fn order(self, volume: &Volume, memory: Memory, cookie: u64) -> Result<Order, PieceError> {
         if self.is_void {
@@ -99,7 +100,7 @@ impl Part {
 }
 
 impl Request {
-    /// A request whose data, if it has any, are there.
+    /// A request whose data, if it has any, have already arrived.
     pub fn new(op: Op, offset: u64, length: u64) -> Request {
         Request {
             op,
@@ -119,34 +120,34 @@ impl Request {
         }
     }
 
-    /// A request for which the device has nothing to do: it is refused, advice, or a question that
-    /// another thread answers. Its tenant is charged all the same, before the answer, so that a
-    /// flood of such requests takes a tenant's part of the server and no more.
+    /// A request that needs no work of the device: a refused request, an advice, or a query that
+    /// another thread answers. Its tenant is still charged for it, before the answer, so that many
+    /// such requests use only the tenant's share of the server.
     pub fn void() -> Request {
         Request { is_void: true, ..Request::new(Op::Flush, 0, 0) }
     }
 
-    /// The same request as the server's own work: it does not count as a client's.
+    /// The same request as the server's own work, which client statistics do not count.
     pub fn of_server(self) -> Request {
         Request { is_clients: false, ..self }
     }
 
-    /// The same request before its data have come.
+    /// The same request before its data have arrived.
     pub fn without_data(self) -> Request {
         Request { ready: 0, ..self }
     }
 
-    /// Notes that `count` more bytes of its data are there.
+    /// Records that `count` more bytes of its data have arrived.
     pub fn data_came(&mut self, count: u64) {
         self.ready += count;
     }
 
-    /// Bytes of its data that are there.
+    /// Bytes of its data that have arrived.
     pub fn ready(&self) -> u64 {
         self.ready
     }
 
-    /// Whether all of its data are there.
+    /// Whether all of its data have arrived.
     pub fn is_ready(&self) -> bool {
         self.ready == self.length
     }
@@ -161,14 +162,14 @@ impl Request {
         self.errno
     }
 
-    /// Fails it, unless it has failed already: nothing more of it is submitted.
+    /// Sets its error, unless it has failed already. No further order of it is submitted.
     pub fn fail(&mut self, errno: i32) {
         if self.errno == 0 {
             self.errno = errno;
         }
     }
 
-    /// The number of its orders under way.
+    /// The number of its orders in flight.
     pub fn outstanding(&self) -> u32 {
         self.outstanding
     }
@@ -188,7 +189,7 @@ impl Request {
         (self.submitted + u64::from(PIECE)).min(self.length)
     }
 
-    /// Whether it ends with an order without bytes that is still to be submitted.
+    /// Whether its last order, which has no bytes, has still to be submitted.
     fn wants_close(&self) -> bool {
         (self.op == Op::Flush || self.fua && !self.has_data()) && !self.is_closed
     }
@@ -207,15 +208,15 @@ impl Request {
         }
     }
 
-    /// Whether nothing more will happen to it.
+    /// Whether all its orders have ended and none is to be submitted.
     pub fn is_finished(&self) -> bool {
         let is_submitted =
             !self.wants_close() && (self.op == Op::Flush || self.submitted == self.length);
         self.outstanding == 0 && (is_submitted || self.errno != 0)
     }
 
-    /// Its next part, if it is submittable. The order goes to the data path, and
-    /// [`Self::submitted`] notes that it did; or [`Self::fail`] ends the request.
+    /// Its next part; the request must be submittable. The caller then passes the order to the data
+    /// path and calls [`Self::submitted`], or ends the request with [`Self::fail`].
     pub fn next<D: Device>(&mut self, volume: &Volume, device: &D) -> Part {
         let start = self.submitted;
         let (op, length) = match self.op {
@@ -224,7 +225,7 @@ impl Request {
                 let is_written =
                     self.op == Op::WriteZeroes && !device.zeroes_by_map(volume.file, self.no_hole);
                 let longest = if is_written { self.written_piece.into() } else { MAP_PIECE };
-                // It ends at a multiple of that in the file: no block is cut.
+                // The part ends at a multiple of `longest` in the file, so that no block is split.
                 let at = volume.base.wrapping_add(self.offset).wrapping_add(start);
                 (self.op, (self.length - start).min(longest - at % longest))
             }
@@ -245,19 +246,19 @@ impl Request {
         Part { piece, is_void: self.is_void, start }
     }
 
-    /// Notes that the data path has taken an order.
+    /// Records that the data path has accepted an order.
     pub fn submitted(&mut self) {
         self.outstanding += 1;
     }
 
-    /// Notes that an order has ended with this errno, or 0.
+    /// Records that an order has ended with this errno, or 0.
     pub fn finished(&mut self, errno: i32) {
         self.outstanding -= 1;
         self.fail(errno);
     }
 }
 
-/// A place in the memory of a request that lies in several stretches.
+/// A position in the memory of a request that has several stretches.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cursor {
     stretch: usize,
@@ -265,7 +266,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Appends the stretches of the next `length` bytes to `part`; fewer if there are not so many.
+    /// Appends the stretches of the next `length` bytes to `part`; fewer at the end of the memory.
     pub fn take(&mut self, stretches: &[Memory], length: u32, part: &mut Vec<Memory>) {
         let mut left = length;
         while left > 0
@@ -292,7 +293,8 @@ mod tests {
     use crate::device::null::NullDevice;
     use crate::shard::volume::tests::volume;
 
-    /// The orders of a request, each ended before the next: operation, offset, length and FUA.
+    /// The orders of a request, where each order ends before the next is submitted: operation,
+    /// offset, length and FUA.
     fn orders(mut request: Request) -> Vec<(Op, u64, u32, bool)> {
         let volume = volume(0, 1 << 40, false, 1);
         let (device, mut orders) = (NullDevice::new(1 << 30), Vec::new());
@@ -307,7 +309,7 @@ mod tests {
         orders
     }
 
-    /// Discards and zeroes go by pieces; those that are to be durable end with one flush.
+    /// Discards and zeroes are split into pieces; durable ones end with one flush.
     #[test]
     fn durable_discards_and_zeroes_end_with_a_flush() {
         let flush = (Op::Flush, 0, 0, false);

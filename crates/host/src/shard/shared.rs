@@ -18,9 +18,9 @@ pub struct Common<D> {
     pub wakers: Arc<Wakers>,
     /// The clock.
     pub clock: Clock,
-    /// The most live requests of a shard, with which the policy was built.
+    /// The largest number of live requests of a shard; the policy was built for it.
     pub tags: usize,
-    /// The most tenants; their numbers are below it.
+    /// The largest number of tenants. The tenants' numbers are below it.
     pub tenants: usize,
     /// The service of each shard.
     pub served: Arc<Served>,
@@ -30,15 +30,15 @@ pub struct Common<D> {
     pub dirty: Arc<Dirty>,
     /// The weights by which tenants share a shard's CPU.
     pub weights: Arc<Weights>,
-    /// The requests that clients which have ended left under way.
+    /// The requests that ended clients have left in flight.
     pub fences: Arc<Fences>,
     /// The number of registered buffers that a front end may use.
     pub fixed_buffers: u32,
 }
 
 impl<D> Common<D> {
-    /// For a device and the shards that `wakers` wakes, with `tags` live requests a shard and
-    /// `tenants` tenants; without registered buffers.
+    /// The state for a device and the shards that `wakers` wakes, with `tags` live requests a shard
+    /// and `tenants` tenants; without registered buffers.
     pub fn new(device: Arc<D>, wakers: Arc<Wakers>, tags: usize, tenants: usize) -> Common<D> {
         let shards = wakers.count();
         let served = Arc::new(Served::new(shards));

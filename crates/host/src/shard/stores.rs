@@ -1,29 +1,29 @@
 //! A scheduler for each store: one port made of the ports of several policies.
 //!
-//! **Problem.** A policy shares one device by D slots. Requests on a store that hangs would keep
-//! the slots for ever, and with them all tenants of all other stores.
+//! **Problem.** A policy shares one device by D slots. Requests on a store that hangs would occupy
+//! the slots for ever, and so block all tenants of all other stores.
 //!
-//! **Model.** Each store has a policy of its own (the same kind, the same parameters), and a shard
-//! has a port of each. [`StorePort`] is these ports together: a request goes to the port of its
-//! flow's store, `next` tries one store after the other, and a completion goes back to the store of
-//! its tag. So a shard has one loop, whatever the number of stores; with one store the shard has
-//! the policy's port itself, at no cost. A store's policy is built when its first tenant comes; its
-//! ports wait in a [`Stock`] until each shard finds that there is another store.
+//! **Model.** Each store has a policy of its own (of the same kind, with the same parameters), and
+//! a shard has one port of each policy. [`StorePort`] combines these ports: a request goes to the
+//! port of its flow's store, `next` tries one store after the other, and a completion goes to the
+//! store of its tag. So a shard has one loop for any number of stores; with a single store the
+//! shard uses the policy's port directly, at no cost. A store's policy is built when its first
+//! tenant is added; its ports wait in a [`Stock`] until each shard notices the new store.
 //!
-//! **Names.** Each policy numbers its flows from 0. Tenants have one number each, so the flow
-//! outside is the policy's own with the tenant's number in the slot's place ([`Names`]). A number
-//! stands for one store's slot, so a policy's rules about slots (a slot is reused only after all
-//! ports have released it) hold for numbers. If no number is left, the numbers of removed tenants
-//! without requests under way are given back, and become slots of any store. The generations of a
-//! number are offset so that they grow from one flow to the next, whatever slots it has stood for:
-//! the name of a removed tenant's flow is never another's.
+//! **Names.** Each policy numbers its flows from 0, and each tenant has one number in the server.
+//! The server's name of a flow is the policy's name with the slot replaced by the tenant's number
+//! ([`Names`]). A number stands for one slot of one store, so a policy's rules about slots (a slot
+//! is reused only after all ports have released it) hold for numbers. If no number is free, the
+//! numbers of removed tenants without requests in flight are released, and can then stand for slots
+//! of any store. The generations of a number are offset so that they increase from one flow to the
+//! next, even if the slots differ. So the name of a removed tenant's flow is never used again.
 //!
 //! **Example.** Number 3 was slot 2 of store A, last with generation 7. It becomes slot 0 of store
-//! B, whose flow has generation 1 there: outside it is number 3, generation 8.
+//! B, whose flow has generation 1 in B's policy: in the server it is number 3, generation 8.
 //!
 //! *Memory ordering.* A name is stored (Release) before the flow is published, and loaded (Acquire)
-//! by ports that have received the flow. A port that has the name of a removed flow loads the
-//! number's old name, none, or a later one, and the policy refuses the flow in each case.
+//! by ports that have received the flow. A port that uses the name of a removed flow may load the
+//! number's old entry, no entry, or a later one; the policy refuses the flow in each case.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,15 +34,15 @@ use fairq_core::{
     Submitted, Tag,
 };
 
-/// No flow.
+/// The entry of a number that stands for no flow.
 const NOTHING: u64 = u64::MAX;
 
 /// The store and the flow that each number stands for.
 pub struct Names {
-    /// The generations that the number is ahead of the slot, in the upper 32 bits; the store in 16
-    /// bits, and the slot of its policy in the lower ones.
+    /// For each number: the difference between the generations of the number and of its slot (upper
+    /// 32 bits), the store (16 bits), and the slot of the store's policy (lower 16 bits).
     of: Box<[AtomicU64]>,
-    /// The number of stores that have had a flow, from the first on.
+    /// The number of stores that have or had a flow; stores are used in order.
     used: AtomicU32,
     numbers: Mutex<Numbers>,
 }
@@ -52,15 +52,15 @@ pub struct Names {
 struct Numbers {
     /// The number of each store's slot.
     assigned: BTreeMap<u32, u32>,
-    /// The numbers that were given back.
+    /// The numbers that were released.
     free: Vec<u32>,
-    /// The generation of the last flow of each number; its length is the count of numbers ever
-    /// assigned.
+    /// The generation of the last flow of each number. The length of this vector is the count of
+    /// numbers ever assigned.
     last: Vec<u32>,
 }
 
 impl Names {
-    /// Names of at most `most` numbers.
+    /// An empty set of at most `most` numbers.
     pub fn new(most: usize) -> Names {
         Names {
             of: (0..most).map(|_| AtomicU64::new(NOTHING)).collect(),
@@ -109,13 +109,13 @@ impl Names {
         numbers.free.is_empty() && numbers.last.len() == self.of.len()
     }
 
-    /// Frees a number for the slots of any store: its flow must have been removed, and no port may
-    /// have a request of it.
+    /// Releases a number for the slots of any store. Its flow must have been removed, and no port
+    /// may have a request of it.
     pub fn give_back(&self, number: u32) {
         let mut numbers = self.numbers();
         let before = numbers.assigned.len();
         numbers.assigned.retain(|_, assigned| *assigned != number);
-        // A number that is free already is not given back twice.
+        // A number that is already free is not released twice.
         if numbers.assigned.len() < before {
             self.of[number as usize].store(NOTHING, Ordering::Release);
             numbers.free.push(number);
@@ -132,14 +132,14 @@ impl Names {
         })
     }
 
-    /// The number of stores that have or had a flow, from the first on.
+    /// The number of stores that have or had a flow; stores are used in order.
     #[inline]
     fn used(&self) -> usize {
         self.used.load(Ordering::Acquire) as usize
     }
 }
 
-/// Ports of stores that have come while shards run, until each shard takes its own.
+/// The ports of stores that were added while shards run, until each shard takes its own.
 pub struct Stock<P>(Box<[Mutex<VecDeque<P>>]>);
 
 impl<P> Stock<P> {
@@ -163,36 +163,36 @@ impl<P> Stock<P> {
 
 /// One shard's ports of all stores.
 pub struct StorePort<P> {
-    /// The ports of stores, from the first on, that the shard has taken from the stock.
+    /// The ports that the shard has taken from the stock so far, in the order of the stores.
     ports: Vec<P>,
     stock: Arc<Stock<P>>,
     shard: usize,
     names: Arc<Names>,
     /// The store of each live request.
     of_tag: Box<[u8]>,
-    /// The store that `next` tries first, and the one whose answer it returned last.
+    /// The store that `next` tries first, and the store whose answer it returned last.
     first: usize,
     last: usize,
 }
 
 impl<P: Port> StorePort<P> {
-    /// A port with the first of at most `stores` stores; the shard takes the other stores' ports
-    /// from `stock`. For at most `tags` live requests.
+    /// A port for at most `stores` stores and `tags` live requests. It begins with the first
+    /// store's `port`; the shard takes the other stores' ports from `stock`.
     pub fn new(
         port: P,
         (stock, shard): (Arc<Stock<P>>, usize),
         names: Arc<Names>,
         (stores, tags): (usize, usize),
     ) -> StorePort<P> {
-        // No verb allocates, even if it takes a port from the stock.
+        // No call of the port allocates, even if it takes a port from the stock.
         let mut ports = Vec::with_capacity(stores);
         ports.push(port);
         let of_tag = vec![0; tags].into_boxed_slice();
         StorePort { ports, stock, shard, names, of_tag, first: 0, last: 0 }
     }
 
-    /// The port of a flow's store; `None` if the flow belongs to another policy, since stores that
-    /// come during a change of the policy belong to the next one.
+    /// The port of a flow's store. `None` if the flow belongs to another policy: stores that are
+    /// added during a change of the policy belong to the next policy.
     #[inline]
     fn of_store(&mut self, store: usize) -> Option<&mut P> {
         if store >= self.ports.len() {
@@ -249,7 +249,8 @@ impl<P: Port> Port for StorePort<P> {
                     (self.first, self.last) = (if store + 1 < used { store + 1 } else { 0 }, store);
                     return next;
                 }
-                // The next answers must come from the same store.
+                // The answers after a `Join` must come from the same store, until the command is
+                // complete.
                 next @ Next::Join { .. } => {
                     (self.first, self.last) = (store, store);
                     return next;
@@ -279,7 +280,7 @@ impl<P: Port> Port for StorePort<P> {
 
     fn admit(&self, flow: FlowId) -> Result<(), SubmitError> {
         let (store, flow) = self.names.of(flow).ok_or(SubmitError::NoSuchFlow)?;
-        // A port that the shard has not taken yet has all its tags.
+        // A port that the shard has not yet taken holds no request, so it has all its tags.
         self.ports.get(store).map_or(Ok(()), |port| port.admit(flow))
     }
 
@@ -377,7 +378,7 @@ mod tests {
         tags
     }
 
-    /// A store that completes nothing keeps its own slots, and no others.
+    /// A store that completes nothing occupies only its own slots.
     #[test]
     fn stores_do_not_share_slots() {
         let (mut port, flows) = two([&[100], &[100]]);
@@ -395,7 +396,7 @@ mod tests {
         assert_eq!(issued(&mut port), [2], "the first store goes on when it completes");
     }
 
-    /// Weights count within a store: a tenant of another store changes nothing.
+    /// Weights apply within a store: a tenant of another store changes nothing.
     #[test]
     fn weights_hold_within_a_store() {
         let (mut port, flows) = two([&[300, 100], &[1]]);
@@ -431,7 +432,7 @@ mod tests {
         let third = assign(1, 0, 1).unwrap();
         assert_eq!((third, assign(1, 1, 1)), (FlowId::new(1, 8), None), "once, and a later one");
         assert_eq!(names.of(third), Some((1, FlowId::new(0, 1))));
-        // The previous flow, which a connection may still name, is no flow of that policy.
+        // A connection may still use the name of the previous flow; that policy has no such flow.
         let stale = FlowId::new(0, 0);
         assert_eq!(names.of(second), Some((1, stale)));
         assert_eq!(assign(1, 0, 2), Some(FlowId::new(1, 9)));

@@ -1,36 +1,39 @@
-//! Turns: a shard that has room for fewer orders than its clients have ready takes them from its
+//! Turns: if a shard has fewer free tags than its clients have orders ready, it takes orders from
 //! tenants in proportion to their weights.
 //!
-//! **Problem.** A policy that sends each request on at once leaves sharing to the device, and
-//! where the device is fast the shard's CPU is the limit. Connections that take turns there share
-//! it by their number: a tenant with 64 of them has 64 times what a tenant with one has.
+//! **Problem.** A policy that dispatches each request at once leaves the sharing to the device. If
+//! the device is fast, the shard's CPU is the limit. If connections simply took turns, each would
+//! have an equal share of the CPU, and a tenant with 64 connections would have 64 times the share
+//! of a tenant with one.
 //!
-//! **Model.** Deficit round robin (Shreedhar and Varghese, 1995) over tenants, and plain turns over
-//! a tenant's connections. In each round a tenant that has orders ready gets credit in proportion
-//! to its weight (the heaviest tenant gets credit for `QUANTUM` orders), and spends it before the
-//! next tenant's turn. A tenant that has nothing ready keeps no credit. Without a second tenant the
-//! credit comes back at once, and the connections take plain turns.
+//! **Model.** Deficit round robin (Shreedhar and Varghese, 1995) over tenants, and plain round
+//! robin over a tenant's connections. In each round a tenant with ready orders gets credit in
+//! proportion to its weight (the heaviest tenant gets credit for `QUANTUM` orders), and spends it
+//! before the next tenant's turn. A tenant without ready orders loses its credit. If only one
+//! tenant is ready, its credit is renewed at once, and its connections take plain turns.
 //!
-//! **Example.** a has weight 300 and one connection, b has weight 100 and 64: a gives 16 orders,
-//! then b gives 5 of the first connection, then a 16, then b 5 or 6 of the second.
+//! **Example.** a has weight 300 and one connection; b has weight 100 and 64 connections. a submits
+//! 16 orders, then b submits 5 of its first connection, then a submits 16, then b submits 5 or 6 of
+//! its second connection.
 //!
 //! **Bounds.** Each round takes at least `QUANTUM` orders, or all ready orders of some tenant, and
-//! visits each tenant once or twice. Nothing is allocated once each tenant has had as many
-//! connections ready as it ever has.
+//! visits each tenant once or twice. The queues allocate only when a tenant has more ready
+//! connections than ever before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fairq_core::Weight;
 
-/// The most orders of the heaviest tenant in a round.
+/// The largest number of orders that the heaviest tenant submits in a round.
 const QUANTUM: u64 = 16;
-/// The most orders of a connection before the next one of its tenant has its turn.
+/// The largest number of orders that a connection submits before the tenant's next connection.
 const VISIT: u64 = 8;
 /// The cost of an order, in units of credit.
 const ORDER: u64 = 1 << 16;
 
-/// The weights of tenants, by number; for tenants in groups, their weights beside all others.
+/// The weights of tenants, by number. For a tenant in a group, this is its effective weight among
+/// all tenants.
 pub struct Weights(Box<[AtomicU32]>);
 
 impl Weights {
@@ -53,17 +56,17 @@ impl Weights {
     }
 }
 
-/// The choice of the connection that gives orders next.
+/// Chooses the connection that submits orders next.
 #[derive(Default)]
 pub struct Turns {
     /// The tenants, by number.
     tenants: Vec<Tenant>,
     /// The tenants that have orders ready; the first has its turn.
     ready: VecDeque<u16>,
-    /// Whether the first tenant has got its credit of this round.
+    /// Whether the first tenant has received its credit of this round.
     is_credited: bool,
-    /// The number of tenants in `ready`, from the first on, that have not had their turn in this
-    /// round, and the weight of the heaviest of all.
+    /// The number of tenants at the front of `ready` that have not had their turn in this round,
+    /// and the largest weight of all ready tenants.
     left: usize,
     heaviest: u64,
 }
@@ -80,13 +83,13 @@ struct Tenant {
 pub struct Turn {
     /// The connection.
     pub connection: u32,
-    /// The most orders that it may give.
+    /// The most orders that it may submit.
     pub orders: u32,
 }
 
 impl Turns {
-    /// Adds a connection that has orders ready to the ones that wait for their turn. It must not
-    /// wait already.
+    /// Queues a connection that has ready orders for its turn. The connection must not already be
+    /// queued.
     pub fn push(&mut self, tenant: u16, connection: u32) {
         let index = usize::from(tenant);
         if self.tenants.len() <= index {
@@ -99,7 +102,7 @@ impl Turns {
         of.push_back(connection);
     }
 
-    /// Returns the next turn; [`Self::end`] has to follow.
+    /// Returns the next turn; the caller must then call [`Self::end`].
     pub fn next(&mut self, weights: &Weights) -> Option<Turn> {
         loop {
             let number = *self.ready.front()?;
@@ -109,7 +112,8 @@ impl Turns {
             }
             let tenant = self.tenants.get_mut(usize::from(number))?;
             if !std::mem::replace(&mut self.is_credited, true) {
-                // A tenant that has become heavier in this round gets more credit in the next one.
+                // The credit is bounded, in case the tenant's weight was raised in this round; it
+                // gets more in the next round.
                 let weight = weights.get(number).min(self.heaviest);
                 tenant.credit += QUANTUM * ORDER * weight / self.heaviest;
             }
@@ -121,7 +125,7 @@ impl Turns {
         }
     }
 
-    /// Ends the turn, in which the connection gave `orders`; `has_more` if it has more ready.
+    /// Ends the turn, in which the connection submitted `orders`; `has_more` if it has more ready.
     pub fn end(&mut self, orders: u32, has_more: bool) {
         let Some(&number) = self.ready.front() else { return };
         let Some(tenant) = self.tenants.get_mut(usize::from(number)) else { return };
@@ -158,8 +162,8 @@ mod tests {
 
     use super::*;
 
-    /// The parts of `orders` that each tenant and each connection gives. Tenants have these weights
-    /// and numbers of connections, all with endless orders.
+    /// The number of `orders` that each tenant and each connection submits. The tenants have these
+    /// weights and numbers of connections, which all have endless orders.
     fn share(tenants: &[(u16, u32)], orders: u64) -> (Vec<u64>, Vec<u64>) {
         let weights = Weights::new(tenants.len());
         let (mut turns, mut of) = (Turns::default(), Vec::new());
@@ -215,7 +219,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each tenant has its share, within two rounds.
+        /// Each tenant has its share, up to the orders of two rounds.
         #[test]
         fn orders_go_by_weight(
             tenants in prop::collection::vec((1..1000_u16, 1..9_u32), 1..12),

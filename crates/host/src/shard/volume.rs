@@ -1,9 +1,10 @@
 //! The range of a tenant as front ends see it, and the orders that stay inside it.
 //!
 //! A front end has a [`Volume`] for each of its clients. It describes a request as a [`Piece`],
-//! whose offset counts from the volume's start, and [`Volume::order`] makes it an [`Order`] for
-//! [`DataPath::submit`](crate::shard::path::DataPath::submit). An order has no other constructor:
-//! a front end that forgets to check a request gets an error here and never another tenant's bytes.
+//! whose offset is relative to the volume's start, and [`Volume::order`] converts it to an
+//! [`Order`] for [`DataPath::submit`](crate::shard::path::DataPath::submit). An order has no other
+//! constructor, so if a front end forgets to check a request, it gets an error here and never
+//! another tenant's bytes.
 
 use fairq_core::{Class, FlowId, Op, Tag};
 use thiserror::Error;
@@ -24,7 +25,7 @@ pub struct Volume {
     pub base: u64,
     /// The length of the range in bytes.
     pub size: u64,
-    /// Writes, discards and zeroing are refused.
+    /// Whether writes, discards and zeroing are refused.
     pub read_only: bool,
     /// The unit of offsets and lengths of requests, in bytes; a power of two.
     pub block: u32,
@@ -45,7 +46,8 @@ pub struct Piece {
     pub no_hole: bool,
     /// See [`Command::fast_only`].
     pub fast_only: bool,
-    /// Whether the client's request begins with it, so that its end counts the request.
+    /// Whether it is the first piece of the client's request; the request is counted when this
+    /// piece ends.
     pub begins: bool,
     /// The data.
     pub memory: Memory,
@@ -67,7 +69,7 @@ pub enum PieceError {
     /// The piece reaches beyond the volume's end.
     #[error("the request reaches beyond the end of the volume")]
     Outside,
-    /// Its offset or length is no multiple of the volume's block.
+    /// Its offset or length is not a multiple of the volume's block.
     #[error("the request is not aligned to the volume's block")]
     Unaligned,
     /// The piece would change a read-only volume.
@@ -76,7 +78,7 @@ pub enum PieceError {
 }
 
 impl PieceError {
-    /// The errno that a front end answers with.
+    /// The errno for the front end's answer.
     pub fn errno(self) -> i32 {
         match self {
             PieceError::Outside => libc::ENOSPC,
@@ -120,9 +122,9 @@ impl Volume {
         Ok(Order { tenant, flow, command, cookie, is_void: false, begins })
     }
 
-    /// An order for which the device gets no command: the tenant is charged as for a flush that
-    /// takes no time. It stands for work that only the server has, such as the refusal of a
-    /// request.
+    /// An order without work: the device gets no command, and the tenant is charged as for a flush
+    /// that takes no time. It is used for requests that the server answers alone, such as a refused
+    /// one.
     #[inline]
     pub fn void(&self, cookie: u64) -> Order {
         let nothing = Piece::new(Op::Flush, 0, 0, Memory::NONE, cookie);
@@ -218,7 +220,7 @@ impl Order {
         self.command.no_hole
     }
 
-    /// Whether its memory and these stretches have room for just its data.
+    /// Whether the total length of its memory and these stretches is the length of its data.
     pub(crate) fn fits(&self, rest: &[Memory]) -> bool {
         self.command.fits(rest)
     }

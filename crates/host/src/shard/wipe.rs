@@ -1,9 +1,9 @@
 //! Making a range read as zeroes before a new tenant may open it, so that the new tenant cannot
 //! read a removed tenant's data.
 //!
-//! The zeroing passes the scheduler like every request, in the new tenant's flow, so that it takes
-//! only that tenant's share of the device: one piece at a time, and a flush at the end, so that old
-//! data do not come back after a power cut.
+//! The zeroing passes through the scheduler like every request, in the new tenant's flow, so that
+//! it takes only that tenant's share of the device. It has one piece in flight at a time, and ends
+//! with a flush, so that old data do not reappear after a power cut.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,18 +18,19 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::request::Request;
 use crate::shard::volume::Volume;
 
-/// Bytes that are zeroed at a time if they have to be written: some milliseconds.
+/// The number of bytes that are zeroed at a time if they have to be written; this takes some
+/// milliseconds.
 const PIECE: u32 = 2 << 20;
-/// The outcome of a wipe that is not over.
+/// The outcome of a wipe that is in progress.
 const RUNS: i32 = -1;
 
-/// The progress of the preparation of a new tenant's range: it waits until no request of a removed
-/// tenant can arrive there, then the range is zeroed. Shared by the control thread and a shard.
+/// The progress of the preparation of a new tenant's range. It waits until no request of a removed
+/// tenant can reach the range; then the range is zeroed. The control thread and a shard share it.
 #[derive(Debug)]
 pub struct Wiping {
     size: u64,
     since: Instant,
-    /// The removed tenants whose requests are still under way.
+    /// The removed tenants whose requests are still in flight.
     waits_for: Mutex<Vec<String>>,
     done: AtomicU64,
     /// [`RUNS`], 0, or the errno of the failure.
@@ -37,7 +38,8 @@ pub struct Wiping {
 }
 
 impl Wiping {
-    /// For a range in which `size` bytes are to be zeroed (0: its data are kept); not begun.
+    /// The preparation, not yet begun, of a range in which `size` bytes are to be zeroed (0: its
+    /// data are kept).
     pub fn new(size: u64) -> Wiping {
         Wiping {
             size,
@@ -48,7 +50,7 @@ impl Wiping {
         }
     }
 
-    /// The removed tenants for whose requests it waits; none if it has begun.
+    /// The removed tenants for whose requests it waits; empty if it has begun.
     pub fn waits_for(&self) -> Vec<String> {
         self.names().clone()
     }
@@ -63,7 +65,7 @@ impl Wiping {
         *self.names() = names;
     }
 
-    /// Ends the preparation, as no byte is to be zeroed.
+    /// Ends the preparation, because no byte is to be zeroed.
     pub(crate) fn skip(&self) {
         self.outcome.store(0, Ordering::Release);
     }
@@ -82,7 +84,7 @@ impl Wiping {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// The errno with which it ended, or 0; `None` while it goes on.
+    /// The errno with which it ended, or 0; `None` while it is in progress.
     pub fn outcome(&self) -> Option<i32> {
         let outcome = self.outcome.load(Ordering::Acquire);
         (outcome != RUNS).then_some(outcome)
@@ -100,7 +102,7 @@ pub struct Wipe {
 }
 
 impl Wipe {
-    /// A wipe of the first bytes of a volume; `state` says how many.
+    /// A wipe of the first bytes of a volume; `state` has their number.
     pub fn new(volume: Volume, state: Arc<Wiping>) -> Wipe {
         let mut request = Request::new(Op::WriteZeroes, 0, state.size).of_server();
         (request.fua, request.written_piece) = (true, PIECE);
@@ -111,7 +113,7 @@ impl Wipe {
         self.volume.flow == flow
     }
 
-    /// Whether it has ended and has no order under way.
+    /// Whether it has ended and has no order in flight.
     fn is_over(&self) -> bool {
         !self.is_outstanding() && self.state.outcome().is_some()
     }
@@ -122,7 +124,7 @@ impl Wipe {
     }
 
     fn end(&self, errno: i32) {
-        // The first outcome stays: an order that succeeds does not undo a cancellation.
+        // The first outcome is kept: the success of an order does not undo a cancellation.
         if self.state.outcome().is_none() {
             self.state.outcome.store(errno, Ordering::Release);
         }
@@ -136,13 +138,13 @@ impl Wipe {
         self.volume.tenant.into()
     }
 
-    /// Whether this order is its own. The wipe of an earlier tenant of the slot may still be here,
-    /// without an order.
+    /// Whether this order belongs to this wipe. The wipe of an earlier tenant of the slot may still
+    /// exist, without an order.
     fn has_cookie(&self, cookie: u64) -> bool {
         self.is_outstanding() && self.cookie() == cookie
     }
 
-    /// Submits the next piece, if there is room and the last one is done.
+    /// Submits the next piece, if a tag is free and the last piece has ended.
     fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -161,7 +163,7 @@ impl Wipe {
                 self.request.submitted();
                 self.at += u64::from(part.length());
             }
-            // The tenant has been removed again.
+            // The tenant was removed while its range was being zeroed.
             Err(_) => self.cancel(),
         }
     }
@@ -170,7 +172,7 @@ impl Wipe {
     fn finished(&mut self, errno: i32) {
         self.request.finished(errno);
         self.state.done.store(self.at, Ordering::Relaxed);
-        // An order that was cancelled with its tenant is no failure of the device.
+        // An order that was cancelled with its tenant is not a failure of the device.
         if errno != 0 && self.state.outcome().is_none() {
             tracing::error!(
                 errno,
@@ -194,7 +196,7 @@ impl Wipes {
         self.0.push(wipe);
     }
 
-    /// Submits a piece of each wipe that has none under way.
+    /// Submits a piece of each wipe that has none in flight.
     pub(super) fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -217,25 +219,25 @@ impl Wipes {
         flow: FlowId,
     ) {
         self.0.iter_mut().filter(|wipe| wipe.is_of(flow)).for_each(Wipe::cancel);
-        // The flow is compared, since its slot may be another's by now.
+        // The flow is compared, because its slot may already belong to another flow.
         let wipes = &self.0;
         let front = path.serve(Asker::Shard);
         path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
             wipes.iter().any(|wipe| wipe.is_of(flow) && wipe.has_cookie(cookie))
         });
         path.serve(front);
-        // Only cancelled orders are left here: all others were handled before.
+        // Only cancelled orders are left here: all others were handled earlier.
         while let Some(finished) = path.finished() {
             self.finished(finished);
         }
     }
 
-    /// Ends all of them.
+    /// Ends all wipes.
     pub(super) fn stop(&mut self) {
         self.0.iter_mut().for_each(Wipe::cancel);
     }
 
-    /// Whether no wipe is going on.
+    /// Whether no wipe is in progress.
     pub(super) fn are_over(&self) -> bool {
         self.0.iter().all(Wipe::is_over)
     }

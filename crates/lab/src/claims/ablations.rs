@@ -1,9 +1,9 @@
 //! Causes of rows that do not hold: an ablation removes or replaces a part of the rules, and the
 //! row is run again.
 //!
-//! `ablations.toml` lists the ablations, and the evidence for rows that no ablation makes hold. An
-//! ablation never decides a verdict: it shows which assumption would have to differ for the paper's
-//! figure to come out.
+//! `ablations.toml` lists the ablations, and the evidence for rows that hold with no ablation. An
+//! ablation never decides a verdict: it shows the assumption with which the row would have the
+//! paper's figure.
 
 use std::sync::LazyLock;
 
@@ -21,19 +21,19 @@ pub(super) const EXPERIMENT: &str = "experiment";
 pub(crate) struct Ablation {
     /// The rows that are run with this ablation.
     pub(crate) rows: Vec<String>,
-    /// The change in words, as reports print it.
+    /// The change as text, which reports print.
     pub(crate) what: String,
     /// The arguments for it or against it.
     pub(crate) why: String,
-    /// The published number that sets a proxy. Such an ablation shows the proxy's predictions for
-    /// other rows; it does not explain a row that fails.
+    /// The published number by which a proxy is calibrated. Such an ablation shows the proxy's
+    /// predictions for other rows; it does not explain a row that fails.
     pub(crate) number: Option<String>,
-    /// The new values by place and key. Empty if the proxy meets its number without a change.
+    /// The new values by place and key; empty if the proxy reproduces its number without a change.
     change: Table,
 }
 
-/// Evidence that a paper's figure does not follow from the paper's text, for rows that no ablation
-/// makes hold.
+/// Evidence that a paper's figure does not follow from the paper's text, for rows that hold with no
+/// ablation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Evidence {
@@ -90,7 +90,7 @@ impl Ablation {
         !self.change.is_empty()
     }
 
-    /// The keys behind a place, and their values.
+    /// The keys with this place as their prefix, and their values.
     pub(super) fn behind(
         &'static self,
         place: &str,
@@ -126,7 +126,7 @@ mod tests {
     use crate::claims::experiment::FILES;
     use crate::claims::{ROWS, keys};
 
-    /// The place before a key, and the key.
+    /// Splits a name into its place and its key.
     fn divided(name: &str) -> (&str, &str) {
         let places = match name.strip_prefix("proxy.") {
             Some(rest) => "proxy.".len() + rest.find('.').unwrap(),

@@ -17,8 +17,8 @@ use super::keys::Change;
 pub(crate) struct Constant {
     /// Its name in reports.
     pub(crate) name: String,
-    /// Keys of a device's profile, all of which are changed at once; or of the machine, of proxies,
-    /// of FlashFQ or of Linux's BFQ.
+    /// Keys of a device's profile, of the machine, of proxies, of FlashFQ or of Linux's BFQ. All of
+    /// them are changed at once.
     pub(crate) keys: Vec<String>,
     /// The devices to whose profiles the keys belong.
     #[serde(default)]
@@ -32,7 +32,7 @@ pub(crate) struct Constant {
     /// The greatest possible value, as a factor of the lab's own. Default 1.
     #[serde(default = "as_it_is")]
     pub(crate) high: f64,
-    /// The value to try if the lab runs without this constant.
+    /// The value to try, for a constant that the lab normally does not use.
     pub(crate) instead: Option<f64>,
     /// The source of these values.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers of the file; tests check it"))]
@@ -63,7 +63,7 @@ const PLACES: [&str; 4] = ["machine", "fio", "flashfq", "bfq"];
 pub(super) enum End {
     /// A factor of the lab's value.
     Times(f64),
-    /// An absolute value, for a constant that the lab runs without.
+    /// An absolute value, for a constant that the lab normally does not use.
     Instead(f64),
 }
 
@@ -100,8 +100,8 @@ impl End {
 }
 
 impl Constant {
-    /// Its keys behind a place: the name of a device, `proxy.` and the name of a proxy, or one of
-    /// the [others](PLACES).
+    /// Its keys without their place, which is the name of a device, `proxy.` and the name of a
+    /// proxy, or one of [`PLACES`].
     pub(super) fn behind(&'static self, place: &str) -> impl Iterator<Item = &'static str> {
         let (before, is_of) = match place.strip_prefix("proxy.") {
             Some(name) => ("proxy", self.proxies.iter().any(|of| of == name)),
@@ -117,7 +117,7 @@ impl Constant {
 
     /// The values to try.
     pub(super) fn ends(&self) -> impl Iterator<Item = End> {
-        // A factor of 1 is the usual run.
+        // A factor of 1 gives the usual run, so it is left out.
         let times = [self.low, self.high].into_iter().filter(|&times| times != 1.0);
         times.map(End::Times).chain(self.instead.map(End::Instead))
     }
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::claims::keys;
 
-    /// Keys whose values are not numbers: no constant has a range for them.
+    /// Keys whose values are not numbers, so that no constant has a range for them.
     const NO_NUMBERS: [&str; 1] = ["host.wrr"];
     const DEVICES: [&str; 7] =
         ["z-ssd", "p3700", "p4500", "980-pro", "p4800x", "intel-530", "nvmf-ramdisk"];
@@ -184,7 +184,8 @@ mod tests {
         }
     }
 
-    /// Whether a constant's end changes the printed value, if the constant has keys at this place.
+    /// Whether the least or greatest value of a constant changes the printed value, if the constant
+    /// has keys of this place.
     fn is_another<T: Clone + std::fmt::Debug>(
         constant: &'static Constant,
         end: End,

@@ -23,8 +23,8 @@
 //! note = ""
 //! ```
 //!
-//! Policies, scenarios and values of a file belong to all its experiments; an experiment may have
-//! values of its own. Everything is computed only where a row or a figure needs it.
+//! All experiments of a file share its policies, scenarios and values; an experiment may have
+//! further values. A value is computed only when a row or a figure needs it.
 
 use std::sync::LazyLock;
 
@@ -43,7 +43,7 @@ pub(super) struct Experiment {
     /// Approximate duration in seconds on one core: selects `fast` claims and estimates the time
     /// left.
     pub(super) seconds: u32,
-    /// Its own values; those of its file are in `tables`, too.
+    /// The experiment's values; `tables` also has those of its file.
     #[serde(default)]
     value: Toml,
     #[serde(skip)]
@@ -55,13 +55,13 @@ pub(super) struct Experiment {
     table: Vec<Tabled>,
 }
 
-/// The measurement of a row, in words, and its verdict.
+/// The measurement of a row as a sentence, and its verdict.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Answered {
     pub(super) id: String,
     measured: String,
-    /// The condition; a row without one claims nothing.
+    /// The condition for the verdict; a row without a condition claims nothing.
     holds: Option<String>,
     /// A condition for each reading of the paper.
     readings: Option<String>,
@@ -87,11 +87,11 @@ struct Drawn {
     line: Vec<DrawnLine>,
 }
 
-/// A line, or as many lines as its values have names.
+/// One line, or, if its values have names, a line for each name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DrawnLine {
-    /// The name; of several lines the beginning of their names.
+    /// The name of the line; for several lines the beginning of their names.
     #[serde(default)]
     name: String,
     /// Horizontal values; by default 0, 1, 2 and so on.

@@ -6,7 +6,7 @@
 //! [run('none', 'ssd') for depth in 1..16]   a list, each item with another `depth`
 //! ```
 //!
-//! An expression has no side effects and no functions of its own: `values` has the operators on
+//! An expression has no side effects and cannot define functions: `values` has the operators on
 //! lists, `functions` the functions, and `measures` the measures.
 
 /// A parsed expression.
@@ -65,7 +65,7 @@ enum Token {
     Sign(&'static str),
 }
 
-/// Longer signs first, since `<` begins `<=`.
+/// Longer signs come first, because `<` is the beginning of `<=`.
 const SIGNS: [&str; 19] = [
     "..", "<=", ">=", "==", "<", ">", "=", "+", "-", "*", "/", "%", "(", ")", "[", "]", ",", ".",
     "@",
@@ -81,7 +81,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
             let whole = length(|c| c.is_ascii_digit());
             let behind = rest[whole..].strip_prefix('.').unwrap_or_default();
             let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
-            // `.` without a digit behind it is a field's, or a range's.
+            // A `.` without a digit behind it belongs to a field or a range.
             let ends = if digits > 0 { whole + 1 + digits } else { whole };
             let exponent = rest[ends..].strip_prefix('e').unwrap_or_default();
             let digits = exponent.find(|c: char| !c.is_ascii_digit()).unwrap_or(exponent.len());
@@ -152,7 +152,7 @@ impl Parser {
         }
     }
 
-    /// The operator that comes next, if it is one of these.
+    /// Consumes the next operator, if it is one of these.
     fn operator(&mut self, of: &[(&'static str, Op)]) -> Option<Op> {
         of.iter().find(|(sign, _)| self.sign(sign)).map(|(_, op)| *op)
     }

@@ -31,7 +31,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
         lifted(arguments, &on)
     };
     match (name, arguments.len()) {
-        // Of each value.
+        // These functions are applied to each item of lists.
         ("near", 3) => each(|of| near(of[0], of[1], of[2]).into()),
         ("within", 3) => each(|of| ((of[0] - of[1]).abs() <= of[2]).into()),
         ("abs", 1) => each(|of| of[0].abs().into()),
@@ -40,7 +40,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
         ("min", 2) => each(|of| of[0].min(of[1]).into()),
         ("all", 1) => Ok(arguments[0].truth()?.into()),
         ("if", 3) => Ok(arguments[if arguments[0].truth()? { 1 } else { 2 }].clone()),
-        // The items of the second list where the condition holds, and of the third elsewhere.
+        // The item of the second list where the condition holds, and otherwise that of the third.
         ("where", 3) => {
             let on = |of: &[Value]| Ok(of[if of[0].truth()? { 1 } else { 2 }].clone());
             lifted(arguments, &on)
@@ -49,7 +49,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
             let on = |of: &[Value]| Ok(said(of[0].text()?, &of[1..])?.as_str().into());
             lifted(arguments, &on)
         }
-        // Of each innermost list.
+        // These functions reduce each innermost list to one value.
         ("max", 1) => over(|of| of.iter().copied().reduce(f64::max).unwrap_or(0.0)),
         ("min", 1) => over(|of| of.iter().copied().reduce(f64::min).unwrap_or(0.0)),
         ("sum", 1) => over(|of| of.iter().sum()),
@@ -67,7 +67,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
         ("rises", 1 | 2) => pairs(|a, b, noise| b >= (1.0 - noise) * a),
         ("climbs", 1) => pairs(|a, b, _| a < b),
         ("falls", 1) => pairs(|a, b, _| a > b),
-        // The first of a list for which a condition holds; infinity if there is none.
+        // The first item for which a condition holds, or infinity if there is none.
         ("first", 2) => {
             let on = |holds: &[Value]| {
                 for (item, holds) in arguments[0].items().iter().zip(holds) {
@@ -102,7 +102,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
             Ok(Value::List(Rc::new(List { names, items: arguments[1].items().to_vec() })))
         }
         ("unnamed", 1) => Ok(arguments[0].items().iter().cloned().collect()),
-        // The sums of as many consecutive numbers; the rest is left out.
+        // The sums of each `n` consecutive numbers; a shorter rest is left out.
         ("sums", 2) => {
             let together = arguments[1].number()? as usize;
             let numbers = arguments[0].numbers()?;
@@ -113,7 +113,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Valued {
     }
 }
 
-/// The place of the first number that beats all others.
+/// The index of the first number that `beats` all others.
 fn place(of: &[f64], beats: fn(f64, f64) -> bool) -> f64 {
     let better = |best: usize, at: usize| if beats(of[at], of[best]) { at } else { best };
     (0..of.len()).reduce(better).unwrap_or(0) as f64

@@ -37,14 +37,14 @@ impl Change<'_> {
     fn truth(self) -> Result<bool, String> {
         match self {
             Change::To(Value::Boolean(truth)) => Ok(*truth),
-            _ => Err("true or false is asked for".into()),
+            _ => Err("it has to be true or false".into()),
         }
     }
 
     fn text(&self) -> Result<&str, String> {
         match self {
             Change::To(Value::String(text)) => Ok(text),
-            _ => Err("a word is asked for".into()),
+            _ => Err("it has to be a text".into()),
         }
     }
 }
@@ -73,7 +73,7 @@ pub(super) fn on_device(
         }
         (Change::Times(times), Some(Value::Float(value))) => Value::Float(value * times),
         (Change::Times(_), None) => return Err(missing()),
-        (Change::Times(_), Some(_)) => return Err(wrong(&"it is no number")),
+        (Change::Times(_), Some(_)) => return Err(wrong(&"it is not a number")),
     };
     section.insert(name.to_owned(), value);
     *profile = Profile::parse(&table.to_string()).map_err(|error| wrong(&error))?;
@@ -112,7 +112,7 @@ pub(super) fn on_machine(
     for value in values {
         *value = change.integer(*value)?;
     }
-    // Sharing a core takes at least the time of running alone.
+    // Work beside another hardware thread takes at least its time alone.
     machine.shared_percent = machine.shared_percent.max(100);
     Ok(())
 }
@@ -153,7 +153,7 @@ pub(super) fn on_flashfq(
     Ok(())
 }
 
-/// The places whose keys a policy has; empty for policies without keys.
+/// The places (prefixes of keys) that belong to a policy; empty for policies without keys.
 pub(super) fn places_of(policy: &AnySubject) -> &'static [&'static str] {
     match policy {
         AnySubject::Mqfq(_) | AnySubject::MqfqSerial(_) | AnySubject::MqfqStrict(_) => &["mqfq"],
@@ -250,8 +250,9 @@ fn on_scheduler(lock: &mut SerialSubject, key: &str, change: Change<'_>) -> Resu
     match (key, &mut lock.scheduler) {
         ("waits", _) => lock.waits = change.truth()?,
         ("quantum", _) => lock.quantum = change.integer(lock.quantum.into())? as u32,
-        // fairq's CFQ waits for no write as it is. FlashFQ may become Linux's CFQ: keys are in
-        // alphabetical order, and `whose` comes later.
+        // fairq's CFQ waits for no write in any case. Under FlashFQ the key is accepted, because a
+        // later key (`whose`; keys are applied in alphabetical order) may replace FlashFQ by
+        // Linux's CFQ.
         ("asynchronous-writes", Scheduler::LinuxCfq | Scheduler::Cfq | Scheduler::FlashFq) => {
             lock.async_writes = change.truth()?
         }

@@ -1,4 +1,4 @@
-//! The measures of a run: of the whole, or of each tenant, as a list.
+//! The measures of a run: a number for the whole run, or a list with a number for each tenant.
 
 use fairq_sim::{CpuUse, Got, Run};
 
@@ -26,14 +26,15 @@ pub(super) fn measure(name: &str, run: &Run, scenario: &fairq_sim::Scenario) -> 
         "digest" => run.digest.to_string().as_str().into(),
         "throttles" => (run.stats.throttles as f64).into(),
         "free_slots" => run.stats.free_slots.map_or(-1.0, |free| free as f64).into(),
-        // Use of the CPUs, the part of it that waits for locks, and time a request.
+        // CPU utilization, the part of it in waits for locks, and CPU time of a request.
         "cpu" => run.cpu().into(),
         "spun" => {
             let spun: u64 = run.cpus.iter().map(|cpu| cpu.locks_ns).sum();
             (spun as f64 / (run.cpus.len() as u64 * run.measured_ns) as f64).into()
         }
         "cpu_us" => run.cpu_us().into(),
-        // Times a port was called without a request: all, and those without work, a request.
+        // Interrupts by wake-ups and timers for each request: all, and those after which nothing
+        // was issued.
         "reschedules" => a_request(run, |cpu| cpu.reschedules).into(),
         "idle_reschedules" => a_request(run, |cpu| cpu.idle_reschedules).into(),
         // The H/L ratios, and the times in seconds from which on they were in force.
@@ -41,7 +42,7 @@ pub(super) fn measure(name: &str, run: &Run, scenario: &fairq_sim::Scenario) -> 
         "ratios_from" => ratios(run).map(|(from_s, _)| from_s).collect(),
         "fair_from" => fair_from(run, scenario).into(),
         "p99_of_lightest_ms" => p99_of_lightest_ms(run, scenario)?.into(),
-        // Of each tenant.
+        // These measures have a number for each tenant.
         "bytes" => each(&|got| got.bytes as f64),
         "requests" => each(&|got| got.requests as f64),
         "shares" => run.shares().into_iter().collect(),
@@ -68,7 +69,8 @@ pub(super) fn measure(name: &str, run: &Run, scenario: &fairq_sim::Scenario) -> 
             .iter()
             .map(|got| got.series.iter().map(|&bytes| bytes as f64).collect::<Value>())
             .collect(),
-        // Of the load: the pause after a request in nanoseconds, mean KiB, reads for one write.
+        // Properties of the load: think time in nanoseconds, mean KiB of a request, reads for each
+        // write.
         "think_ns" => tenants().map(|tenant| tenant.job.think_ns as f64).collect(),
         "mean_kib" => {
             let mean = |tenant: &fairq_sim::Tenant| {
@@ -122,7 +124,7 @@ fn fair_from(run: &Run, scenario: &fairq_sim::Scenario) -> f64 {
 }
 
 /// The 99th percentile in milliseconds over all tenants of the least weight, so that a few requests
-/// of each are enough.
+/// of each tenant are enough.
 fn p99_of_lightest_ms(run: &Run, scenario: &fairq_sim::Scenario) -> Result<f64, String> {
     let least = scenario.tenants.iter().map(|tenant| tenant.weight).min();
     let light = run.tenants.iter().zip(&scenario.tenants);

@@ -1,10 +1,10 @@
 //! The lab: the papers' claims, one by one, and their results.
 //!
-//! A [`Row`] is a claim of `claims.toml`: the paper's statement, and the tolerance within which
-//! ours must be for the claim to hold. An [experiment] of `experiments/*.toml` answers
-//! some rows with one set of runs. Every run is under all checks of its policy's promises: if a law
-//! is broken no claim of that experiment holds, and the note names the law. Tolerances were written
-//! down with the claims; if a claim does not hold, the row says so.
+//! A [`Row`] is a claim of `claims.toml`: the paper's statement, and the tolerance within which our
+//! result must be for the claim to hold. An [experiment] of `experiments/*.toml` decides some rows
+//! with one set of runs. In every run all checks of the policy's promises are active: if a law is
+//! broken, no claim of that experiment holds, and the note names the law. Tolerances were fixed
+//! together with the claims, before any run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -123,7 +123,7 @@ impl Experiment {
         ROWS.iter().any(|row| self.has(&row.id) && row.paper() != Paper::Beyond)
     }
 
-    /// The answers to its rows if it could not be run, or broke a law.
+    /// The verdicts of its rows if a run failed or broke a law.
     fn failed(&'static self, why: &str) -> Outcome {
         let failed =
             |id| Answer { id, measured: String::new(), holds: Some(false), note: why.to_owned() };
@@ -184,7 +184,7 @@ impl Extent {
 /// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
-    /// Number of experiments done, counted on each seed.
+    /// Number of experiments done; each seed counts separately.
     pub(crate) done: usize,
     /// Number of experiments in all.
     pub(crate) of: usize,
@@ -201,8 +201,8 @@ fn is_fast(row: &Row) -> bool {
     EXPERIMENTS.iter().any(|of| of.seconds <= FAST_SECONDS && of.has(&row.id))
 }
 
-/// The rows that a name stands for: the row itself, or all rows of a part (D-11 stands for D-11a.1
-/// and the like). `all` stands for every row, `fast` for rows whose experiments take
+/// The rows that a name selects: the row itself, or all rows whose names begin with it (D-11
+/// selects D-11a.1 and others). `all` selects every row, `fast` the rows whose experiments take
 /// seconds.
 pub(crate) fn named(name: &str) -> Vec<&'static Row> {
     let goes_on = |id: &str| {
@@ -210,7 +210,7 @@ pub(crate) fn named(name: &str) -> Vec<&'static Row> {
             .get(..name.len())
             .filter(|start| start.eq_ignore_ascii_case(name))
             .map(|start| &id[start.len()..]);
-        // D-1 does not stand for D-11.
+        // D-1 does not select D-11.
         let digit = |c: char| c.is_ascii_digit();
         rest.is_some_and(|rest| !(name.ends_with(digit) && rest.starts_with(digit)))
     };
@@ -218,7 +218,7 @@ pub(crate) fn named(name: &str) -> Vec<&'static Row> {
     ROWS.iter().filter(stands).collect()
 }
 
-/// Answers rows on each seed in `jobs` threads; the answers do not depend on the number of threads.
+/// Decides rows on each seed in `jobs` threads; the results do not depend on the number of threads.
 /// `on` receives the progress; if it returns `false`, no further experiment begins.
 pub(crate) fn answer(
     rows: &[&'static Row],
@@ -236,8 +236,8 @@ pub(crate) fn answer(
         };
         ABLATIONS.iter().filter(move |one| ablations && one.is_run()).filter(is_of)
     };
-    // By seed and then by experiment: `outcomes` keeps that order, so the answers of a row are in
-    // the order of the seeds.
+    // The plan is ordered by seed and then by experiment. `outcomes` keeps that order, so the
+    // answers of a row are in the order of the seeds.
     let planned = |seed| {
         let one = move |&of: &&'static Experiment| Planned {
             of,
@@ -309,7 +309,7 @@ pub(crate) fn answer(
     Findings { rows: rows.iter().map(finding).collect(), figures, tables }
 }
 
-/// An experiment to run on a seed, with a change or without.
+/// An experiment to run on a seed, with or without a change.
 #[derive(Clone, Copy)]
 struct Planned<'a> {
     of: &'static Experiment,
@@ -317,7 +317,7 @@ struct Planned<'a> {
     varied: Varied,
     /// The runs of the same experiment without a change.
     usual: Option<&'a Used>,
-    /// Whether it will be run again with a change.
+    /// Whether the experiment will be run again with a change.
     again: bool,
 }
 
@@ -341,7 +341,7 @@ fn outcomes<'a>(
             && used.has_no_runs()
             && !ablation.is_of_experiment()
         {
-            outcome = Err("it changes nothing that is run".into());
+            outcome = Err("the change has no effect on any run".into());
         }
         let used = if again { used } else { used.without_runs() };
         ran.fetch_add(planned.of.seconds, Ordering::Relaxed);
@@ -369,8 +369,8 @@ const LAW: &str = "under ";
 
 /// Runs a scenario under Linux's BFQ. BFQ serves threads in turn, not tenants: each thread has a
 /// queue of its own, and the weights of a tenant's threads add up to the tenant's weight. So
-/// tenants of one weight and different numbers of threads have queues of different weights, and
-/// with different weights BFQ waits for the queue in service. The results are summed by tenant.
+/// tenants of equal weight with different numbers of threads have queues of different weights, and
+/// if weights differ BFQ waits for the queue in service. The results are summed by tenant.
 fn go_by_thread(
     bfq: SerialSubject,
     scenario: &Scenario,
@@ -383,7 +383,8 @@ fn go_by_thread(
         true => u64::from(tenant.weight),
         false => each(tenant),
     };
-    // Weights are whole numbers up to 10,000, so the least ones in this proportion are used.
+    // Weights are whole numbers up to 10,000, so the smallest whole numbers in this proportion are
+    // used.
     let least = scenario.tenants.iter().map(each).fold(0, gcd);
     let mut tenants = Vec::new();
     for tenant in &scenario.tenants {
@@ -415,8 +416,8 @@ fn jain(values: impl Iterator<Item = f64>) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
 }
 
-/// The verdict of a paper that can be read in several ways: it holds if it holds in all readings,
-/// it does not hold if it holds in none, and otherwise the paper does not say what decides it.
+/// The verdict of a claim that can be read in several ways: the claim holds if it holds in all
+/// readings, does not hold if it holds in none, and otherwise cannot be decided.
 fn agreed(readings: &[bool]) -> Option<bool> {
     let first = *readings.first()?;
     readings.iter().all(|&reading| reading == first).then_some(first)
@@ -491,8 +492,8 @@ mod tests {
         let names: Vec<&str> = found.band.iter().map(|one| one.constant.as_str()).collect();
         assert!(names.contains(&"controller, each command") && names.contains(&"page"));
         assert!(!names.contains(&"suspending a program"), "{names:?}");
-        // With a tenth less time for each command the rate exceeds the row's limit, with a tenth
-        // more it does not.
+        // If each command takes a tenth less time the rate exceeds the row's limit, and with a
+        // tenth more time it does not.
         let each = |one: &&Elsewhere| one.constant == "controller, each command";
         let rates: Vec<_> = found.band.iter().filter(each).map(|one| one.holds).collect();
         assert_eq!((found.by_seed[0].holds, rates), (Some(true), vec![Some(false), Some(true)]));
@@ -510,7 +511,7 @@ mod tests {
                 && later.of("D-2.3").is_none()
         );
         assert_eq!((of("D-16.3").by_seed[0].holds, later.holds), (Some(false), Some(true)));
-        // D-16.1 is of the same experiment, but not one of the ablation's rows.
+        // D-16.1 belongs to the same experiment, but is not among the ablation's rows.
         assert!(of("D-16.1").ablations.is_empty());
     }
 

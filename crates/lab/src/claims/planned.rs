@@ -1,8 +1,8 @@
 //! The policies and scenarios of the experiments' tables.
 //!
-//! A scenario is that of a scenario file ([`scenario`](crate::scenario)), with the keys of
-//! [`Extras`] beside. Any value may be an expression: a text that begins with `=`. A tenant with
-//! `count` stands for as many tenants, each with its `number` from 0.
+//! A scenario has the keys of a scenario file ([`scenario`](crate::scenario)) and those of
+//! [`Extras`]. Any value may be an expression, which is a text that begins with `=`. A tenant with
+//! the key `count` stands for that number of tenants, each with its own `number`, counted from 0.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -43,11 +43,11 @@ pub(super) struct Planned {
 enum Made {
     /// Under all checks.
     Usual,
-    /// Under all checks, each thread a queue of the scheduler's ([`go_by_thread`]).
+    /// Under all checks, with a queue of the scheduler for each thread ([`go_by_thread`]).
     ByThread,
     /// Without checks, some of which visit every pair of flows.
     Unchecked,
-    /// Under the check that the device is never idle while a request waits.
+    /// Only under the check that the device is never idle while a request waits.
     NeverIdle,
 }
 
@@ -69,8 +69,8 @@ impl Planned {
         Ok(Planned { policy: policy.subject(&scenario)?, scenario, made, run: OnceCell::new() })
     }
 
-    /// The same with one tenant alone: on its own cores, or packed, on no more cores than it has
-    /// threads for.
+    /// The same run with one tenant alone, on its own cores or, if `is_packed`, on at most as many
+    /// cores as it has threads.
     pub(super) fn alone(mut self, tenant: usize, is_packed: bool) -> Result<Self, String> {
         let scenario = &mut self.scenario;
         if tenant >= scenario.tenants.len() {
@@ -87,7 +87,7 @@ impl Planned {
         Ok(self)
     }
 
-    /// The run. A broken law is an error.
+    /// Runs the scenario, unless it has been run; a broken law is an error.
     pub(super) fn run(&self, setting: Setting<'_>) -> Result<&Run, String> {
         if let Some(run) = self.run.get() {
             return Ok(run);
@@ -114,7 +114,7 @@ impl Planned {
     }
 }
 
-/// The device is never without work while a request waits, once wake-ups have arrived.
+/// The check that the device always has work while a request waits, once wake-ups have arrived.
 struct NeverIdle;
 
 impl Check for NeverIdle {
@@ -195,11 +195,12 @@ fn read<T: DeserializeOwned>(table: Table) -> Result<T, String> {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct PolicyTable {
     kind: String,
-    /// D; by default more than any tenant sends, because Linux limits no requests for a full drive.
+    /// D; by default a number above all tenants' requests, because Linux does not limit the
+    /// requests of a scheduler to those that the drive takes.
     slots: Option<u32>,
     threshold: Option<Size>,
-    /// Parts of the paper's MQFQ: `mindicator`, `scan` or `none`; `tree`, `path`, `counter` or
-    /// `bitmap`; the period of polling.
+    /// Parts of the paper's MQFQ: the computation of virtual time (`mindicator`, `scan` or `none`),
+    /// the counter of slots (`tree`, `path`, `counter` or `bitmap`), and the period of polling.
     virtual_time: Option<String>,
     slot_kind: Option<String>,
     unthrottle: Option<Nanos>,
@@ -225,7 +226,8 @@ struct PolicyTable {
     merges: bool,
     /// Whether FlashFQ's cost of a read is the device's.
     cost_of_device: bool,
-    /// The limits of NASS around a scheduler: `none`, `strict` (its paper's to the letter), `ours`.
+    /// The limits of NASS around a scheduler: `none`, `strict` (to the letter of its paper) or
+    /// `ours`.
     nass: Option<String>,
     aggressiveness: Option<bool>,
     sequentiality: Option<bool>,
@@ -337,7 +339,7 @@ impl PolicyTable {
     }
 }
 
-/// The part with this name, if one is named.
+/// The part with this name, or `usual` if no name is given.
 fn or<T: Copy>(all: &[(&str, T)], key: &str, name: &Option<String>, usual: T) -> Result<T, String> {
     name.as_ref().map_or(Ok(usual), |name| chosen(all, key, name))
 }

@@ -1,5 +1,5 @@
-//! The rules: every claim of the papers in their own words, with the tolerance within which ours
-//! must be for the claim to hold, from `claims.toml`.
+//! The rules of `claims.toml`: every claim in the papers' own words, with the tolerance within
+//! which our result must be for the claim to hold.
 //!
 //! That file is the only place with tolerances: experiments read each number that they compare with
 //! by [`rule`]. Tests check that every number is used, and that words and numbers of a row agree.
@@ -41,9 +41,9 @@ pub(crate) struct Row {
     /// The part of a model that was derived from this claim; such a claim is reported and not
     /// counted.
     pub(crate) calibration: Option<String>,
-    /// Another reason for which the claim is reported and not counted.
+    /// Another reason why the claim is reported and not counted.
     pub(crate) uncounted: Option<String>,
-    /// A limit of the claim's significance, whatever its result.
+    /// A limit of the claim's significance, which applies to any result.
     pub(crate) caveat: Option<String>,
     /// Whether the runs are on a host with races: accesses of one core come between those of
     /// another core's verb.
@@ -79,7 +79,7 @@ impl Row {
         }
     }
 
-    /// Whether it counts among the claims: it is a paper's, and nothing here was derived from it.
+    /// Whether the claim is counted: it is a claim of a paper, and no model was derived from it.
     pub(crate) fn is_counted(&self) -> bool {
         self.paper() != Paper::Beyond && self.calibration.is_none() && self.uncounted.is_none()
     }
@@ -100,7 +100,7 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
 /// claims nothing.
 pub(crate) static ROWS: LazyLock<&'static [Row]> = LazyLock::new(|| &RULES.claim);
 
-/// The day when the rules were frozen, as in 2026-11-25.
+/// The date since which rules change only with an entry under `changed`, as in 2026-11-25.
 pub(crate) fn frozen() -> &'static str {
     &RULES.frozen
 }
@@ -114,17 +114,17 @@ pub(super) fn row(id: &str) -> Result<&'static Row, String> {
 ///
 /// # Panics
 ///
-/// If the row has none of this name, which a test finds.
+/// If the row has no number of this name; a test checks all names.
 pub(super) fn rule(id: &str, name: &str) -> f64 {
     let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
     *row.numbers.get(name).unwrap_or_else(|| panic!("{id} has no number called `{name}`"))
 }
 
-/// The percentages in a row's words of the paper, in their order, as parts of one.
+/// The percentages in the paper's words of a row, in their order, as fractions (0.5 for 50 %).
 ///
 /// # Panics
 ///
-/// If there is no such row, which a test finds.
+/// If there is no such row; a test checks all names.
 pub(super) fn percents_said(id: &str) -> Vec<f64> {
     let row = ROWS.iter().find(|row| row.id == id).expect("a row of this name");
     let words = row.says.join(" ");
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(written, asked_for());
     }
 
-    /// Whether the text has the number in a form that a person would write.
+    /// Whether the text contains the number in one of the usual spellings.
     fn is_said(text: &str, number: f64) -> bool {
         let hundred = 1e4 * number / 100.0;
         let hundred = (hundred * 1e6).round() / 1e6;
@@ -261,7 +261,7 @@ mod tests {
         assert!(is_day(frozen()));
         for row in ROWS.iter() {
             for Change { on, from, why } in &row.changed {
-                // Dates in this form sort as text.
+                // Dates in this form can be compared as texts.
                 assert!(is_day(on) && on.as_str() >= frozen(), "{}: {on}", row.id);
                 assert!(!from.is_empty() && !why.is_empty(), "{}", row.id);
             }

@@ -1,8 +1,9 @@
 //! The evaluation of an experiment's expressions.
 //!
-//! A name is a variable that a list (`for`) or a call has bound, or a value of the experiment,
-//! which is an expression itself and may use variables that are bound where it is needed. A value
-//! is kept with the outermost scope whose variables it has used, so that each is computed once.
+//! A name is a variable that a list (`for`) or a call has bound, or a value of the experiment. A
+//! value is itself an expression, and may use the variables that are bound at the place of its use.
+//! A result is cached in the outermost scope that binds all variables that it used, so that it is
+//! computed once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ pub(super) struct Tables {
     pub(super) value: Table,
 }
 
-/// The place of an expression: the tables of an experiment in its setting, and bound variables.
+/// The scope of an expression: the tables of an experiment, its setting, and the bound variables.
 pub(super) struct Scope<'a> {
     tables: &'a Tables,
     setting: Setting<'a>,
@@ -35,9 +36,9 @@ pub(super) struct Scope<'a> {
     bound: Option<(&'a str, Value)>,
     outer: Option<&'a Scope<'a>>,
     depth: usize,
-    /// Values, each with the depths of the variables that it has used.
+    /// Cached values, each with the depths of the variables that it used.
     known: RefCell<BTreeMap<String, (Value, u64)>>,
-    /// A bit for the depth of each variable that was used.
+    /// A bit for the depth of each variable that the evaluation has used.
     used: Cell<u64>,
 }
 
@@ -67,13 +68,13 @@ impl<'a> Scope<'a> {
         std::iter::successors(Some(self), |scope| scope.outer)
     }
 
-    /// Notes that the variables at these depths were used, as far as they are bound here.
+    /// Records that the variables at these depths were used, except those deeper than this scope.
     fn uses(&self, depths: u64) {
         self.used.set(self.used.get() | (depths & ((2 << self.depth) - 1)));
     }
 
-    /// Whether a scope between this one and an outer one binds one of the variables at these depths
-    /// again, so that a value that is kept there has another value here.
+    /// Whether a scope between this one and the outer scope `keeper` binds one of the used
+    /// variables again, so that the value cached in `keeper` does not apply here.
     fn rebinds(&self, keeper: &Scope<'a>, used: u64) -> bool {
         let variable = |scope: &Scope<'a>| scope.bound.as_ref().map(|(name, _)| *name);
         let inner = self.chain().take_while(|scope| scope.depth > keeper.depth);
@@ -103,7 +104,7 @@ impl<'a> Scope<'a> {
         };
         let used = self.used.get();
         let depth = used.ilog2() as usize;
-        // The scope of a row has the depth of the experiment's, which is the outermost.
+        // The scope of a row has the same depth as that of the experiment, which is the outermost.
         let keeper = self.chain().filter(|scope| scope.depth == depth).last().unwrap_or(self);
         keeper.known.borrow_mut().insert(name.to_owned(), (value.clone(), used));
         self.used.set(before | used);
@@ -118,7 +119,8 @@ impl<'a> Scope<'a> {
         })
     }
 
-    /// A value of a table that is no expression, or a text that begins with `=` and is one.
+    /// A value of a table: a text that begins with `=` is evaluated as an expression, and any other
+    /// value is used as it is.
     fn constant(&self, value: &Toml) -> Valued {
         Ok(match value {
             Toml::String(text) => text.as_str().into(),
@@ -198,7 +200,8 @@ impl<'a> Scope<'a> {
                 }
                 all.ok_or_else(|| "nothing is compared".into())
             }
-            // The right side may have no value unless the left side holds.
+            // Evaluated from left to right, because the right side may be an error unless the left
+            // side holds.
             Expr::And(all) => {
                 let holds = all.iter().try_fold(true, |holds, one| {
                     Ok::<_, String>(holds && self.value(one)?.truth()?)
@@ -208,7 +211,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The body for each item; named by the items if they are texts or have names.
+    /// The results of the body for each item, with the items as names if these are texts or have
+    /// names.
     fn each(&self, body: &Expr, name: &str, over: &Expr, only: Option<&Expr>) -> Valued {
         let over = self.value(over)?;
         let (mut names, mut items) = (Vec::new(), Vec::new());
@@ -332,7 +336,7 @@ impl<'a> Scope<'a> {
         })
     }
 
-    /// As many tenants as one with `count` stands for.
+    /// Adds the tenants that a tenant with `count` stands for.
     fn several(&self, tenant: &Toml, count: &Toml, all: &mut Vec<Toml>) -> Result<(), String> {
         let count = self.filled(count)?.as_integer().ok_or("count is no number")?;
         for number in 0..count {
@@ -394,7 +398,7 @@ mod tests {
             Ok("7 8, 9 10".into())
         );
         assert!(said(values, "{[all for most in [1]]}").unwrap_err().contains("name of a value"));
-        // An inner variable of the same name is another one, also for a value that is kept.
+        // An inner variable hides an outer one of the same name, also for a cached value.
         assert_eq!(
             said(values, "{[[twice, [twice for x in [4]]] for x in [3]]}"),
             Ok("6, 8".into())

@@ -1,10 +1,11 @@
-//! The verdict over several seeds, and the figures over them.
+//! The verdict and the figures over several seeds.
 //!
-//! A row is decided on each seed by its rule, and then by [`verdict`] on all (decision 0043). A
-//! measurement is a text with figures in it. [`told`] combines the texts of all seeds: if they
-//! differ in figures alone, each figure becomes its median with the least and the greatest in
-//! brackets, at the digits that are printed. Of N seeds these two enclose the median of all seeds
-//! with a probability of `1 - 2^(1 - N)`, whatever the distribution: 99.8 % for ten.
+//! The rule of a row decides it on each seed, and [`verdict`] then decides over all seeds (decision
+//! 0043). A measurement is a text with figures in it. [`told`] combines the texts of all seeds: if
+//! they differ only in figures, each figure becomes its median with the least and the greatest
+//! value in brackets, with the same number of digits. For N seeds these two values enclose the
+//! median over all possible seeds with a probability of `1 - 2^(1 - N)`, for any distribution:
+//! 99.8 % for ten.
 //!
 //! Example: `0.56 (sum 3)`, `0.58 (sum 3)`, `0.61 (sum 3)` become `0.58 [0.56 to 0.61] (sum 3)`.
 
@@ -62,8 +63,8 @@ pub(crate) fn verdict(each: &[Option<bool>]) -> Option<bool> {
 }
 
 /// The measurements of all seeds as one text, and the figures in it in their order. There are no
-/// figures for one seed, or if seeds differ in more than figures: then the text lists each kind,
-/// the commonest first, with its number of seeds.
+/// figures for one seed, and none if the texts differ in more than figures; then the result lists
+/// each kind of text with its number of seeds, the most frequent first.
 pub(crate) fn told(texts: &[&str]) -> (String, Vec<Interval>) {
     let mut kinds: Vec<(Vec<Part>, Vec<Vec<&str>>)> = Vec::new();
     for text in texts {
@@ -74,7 +75,7 @@ pub(crate) fn told(texts: &[&str]) -> (String, Vec<Interval>) {
             None => kinds.push((parts, vec![figures])),
         }
     }
-    // The sort is stable: of equally common kinds the earliest is first.
+    // The sort is stable, so of equally frequent kinds the earliest comes first.
     kinds.sort_by_key(|(_, all)| std::cmp::Reverse(all.len()));
     let mut said = kinds.iter().map(|(parts, all)| together(parts, all));
     match (texts.len(), kinds.len()) {
@@ -107,7 +108,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Whether two texts differ in figures alone.
+/// Whether two texts differ only in figures.
 fn is_alike(a: &[Part], b: &[Part]) -> bool {
     let same = |(a, b): (&Part, &Part)| a == b || (a.figure().is_some() && b.figure().is_some());
     a.len() == b.len() && a.iter().zip(b).all(same)
@@ -132,7 +133,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
         if before.is_some_and(char::is_alphabetic) {
             continue;
         }
-        // A sign behind a letter or digit is a hyphen or a range, as in `static-3`.
+        // A sign after a letter or digit is a hyphen, or marks a range, as in `static-3`.
         let signed = before.is_some_and(|c| c == '+' || c == '-')
             && !text[..begins - 1].chars().next_back().is_some_and(|c| c.is_alphanumeric());
         let begins = begins - usize::from(signed);
@@ -148,7 +149,7 @@ fn parts(text: &str) -> Vec<Part<'_>> {
     found
 }
 
-/// Combines texts that differ in figures alone.
+/// Combines texts that differ only in figures.
 fn together(parts: &[Part], all: &[Vec<&str>]) -> (String, Vec<Interval>) {
     let (mut text, mut intervals) = (String::new(), Vec::new());
     for part in parts {

@@ -1,9 +1,9 @@
 //! The setting of an experiment: a seed, and at most one change, of a [constant](super::band) or by
 //! an [ablation](super::ablations).
 //!
-//! The jobs of [proxies](fairq_sim::proxy), and each scenario and each policy pass through the
-//! setting before they run. So no experiment knows of constants, and few
-//! know of ablations.
+//! The setting changes the jobs of [proxies](fairq_sim::proxy), each scenario and each policy
+//! before they run. So no experiment has code for constants, and only a few have code for
+//! ablations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -29,19 +29,19 @@ pub(super) struct Setting<'a> {
     pub(super) usual: Option<&'a Used>,
 }
 
-/// A change against the rules.
+/// A change from the rules.
 #[derive(Clone, Copy)]
 pub(super) enum Varied {
     /// No change.
     Nothing,
-    /// A constant is at one of its ends.
+    /// A constant has its least or its greatest value.
     Constant(&'static Constant, End),
     /// A part of the rules is removed or replaced.
     Ablation(&'static Ablation),
 }
 
 impl Varied {
-    /// The keys behind a place that have other values.
+    /// The keys of a place that have other values.
     fn behind(self, place: &str) -> Vec<(&'static str, Change<'static>)> {
         match self {
             Varied::Nothing => Vec::new(),
@@ -71,7 +71,7 @@ impl Used {
         CONSTANTS.iter().filter(matters).collect()
     }
 
-    /// Whether all runs were found in the usual setting, so that nothing new was run.
+    /// Whether all runs of this setting were reused from the usual setting.
     pub(super) fn has_no_runs(&self) -> bool {
         self.runs().is_empty()
     }
@@ -98,8 +98,8 @@ impl Used {
 }
 
 impl Setting<'_> {
-    /// The keys behind a place that have other values. Every setting records the place as used,
-    /// because the first run decides which constants are varied.
+    /// The keys of a place that have other values. Each call records the place as used, because
+    /// the places used in the first run determine the constants that are varied.
     fn behind(&self, place: &str) -> Vec<(&'static str, Change<'static>)> {
         self.used.add(place);
         self.varied.behind(place)
@@ -114,7 +114,7 @@ impl Setting<'_> {
     /// The scenario with the setting's changes.
     pub(super) fn applied(&self, scenario: &Scenario) -> Result<Scenario, String> {
         let mut scenario = Scenario { seed: self.seed, ..scenario.clone() };
-        // A disk replaces the drive, so no key of the profile has an effect.
+        // If a disk replaces the drive, no key of the profile has an effect.
         if scenario.disk.is_none() {
             let device = scenario.profile.name.clone();
             for (key, change) in self.behind(&device) {
@@ -144,8 +144,8 @@ impl Setting<'_> {
     }
 
     /// Runs a policy on a scenario in this setting. A run of the same policy and scenario is
-    /// reused: experiments repeat some runs, and a change leaves the runs without the changed key
-    /// as they were.
+    /// reused: some experiments repeat a run, and a change does not affect runs that do not use the
+    /// changed key.
     pub(super) fn run(&self, policy: AnySubject, scenario: &Scenario) -> Result<Run, String> {
         let scenario = self.applied(scenario)?;
         let policy = self.policy(policy, &scenario)?;
@@ -170,7 +170,7 @@ impl Setting<'_> {
                 keys::on_policy(&mut policy, place, key, change)?;
             }
         }
-        // Linux's schedulers have at most as many requests on the device as it has tags.
+        // A scheduler of Linux has at most as many requests on the device as the device has tags.
         if let AnySubject::Serial(lock) = &mut policy
             && scenario.disk.is_none()
         {

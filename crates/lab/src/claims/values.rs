@@ -16,7 +16,7 @@ pub(super) enum Value {
     Text(Rc<str>),
     Truth(bool),
     List(Rc<List>),
-    /// A run, which is made when a measure of it is needed.
+    /// A run, which is executed when a measure of it is needed.
     Run(Rc<Planned>),
 }
 
@@ -108,7 +108,7 @@ impl Value {
         }
     }
 
-    /// The item with a number, a name, or for a list of these a list of items.
+    /// The item with this number or name; for a list of numbers or names, the list of these items.
     pub(super) fn item(&self, at: &Value) -> Valued {
         let Value::List(list) = self else { return Err("only a list has items".into()) };
         let index = match at {
@@ -133,7 +133,7 @@ impl Value {
     }
 }
 
-/// Applies a function to values; where some are lists, to their items in turn.
+/// Applies a function to values; if some are lists, to each of their items.
 pub(super) fn lifted(arguments: &[Value], on: &dyn Fn(&[Value]) -> Valued) -> Valued {
     let lists = || arguments.iter().filter(|value| value.is_list());
     let Some(first) = lists().next() else { return on(arguments) };
@@ -152,7 +152,8 @@ pub(super) fn lifted(arguments: &[Value], on: &dyn Fn(&[Value]) -> Valued) -> Va
     Ok(Value::List(Rc::new(List { names: names.to_vec(), items })))
 }
 
-/// Applies a function to each innermost list; to a value that is no list, as the only item.
+/// Applies a function to each innermost list; a value that is not a list counts as a list of one
+/// item.
 pub(super) fn reduced(value: &Value, on: &dyn Fn(&[Value]) -> Valued) -> Valued {
     match value {
         Value::List(list) if list.items.iter().any(Value::is_list) => {
@@ -187,8 +188,9 @@ pub(super) fn operate(op: Op, left: &Value, right: &Value) -> Valued {
     lifted(&[left.clone(), right.clone()], &one)
 }
 
-/// The form of a value in a sentence: `+1%/` is a percentage with its sign and one digit, whose
-/// list's items have `/` between them. `|; ` at the end separates the items of the outer list.
+/// The format of a value in a sentence. For example, `+1%/` gives a percentage with a sign and one
+/// digit, and puts `/` between the items of a list; `|; ` at the end puts `; ` between the items of
+/// the outer list.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Format<'a> {
     digits: Option<usize>,

@@ -1,10 +1,9 @@
 //! Users' own scenarios: `fairq lab run my.toml --policy all`. `docs/fairq.scenario.toml` has every
 //! key.
 //!
-//! The words are those of `fairq bench`: sizes, rates and depths mean the same, and so do fio's job
-//! files. The other keys are for a simulation only: a device by its profile, as many cores as there
-//! are submission queues, bursts, lives, weights that change, traces, applications by name, errors
-//! and stalls.
+//! Keys have the names and meanings of `fairq bench`, also those of fio's job files. Further keys
+//! exist only in simulations: a device by its profile, cores with a submission queue each, bursts,
+//! lives, weights that change, traces, applications by name, errors and stalls.
 //!
 //! ```text
 //!   Document ─▶ points (sweep) ─▶ scenario (table) ─▶ run (simulate) ─▶ Cell ─▶ JSON
@@ -38,7 +37,7 @@ use crate::progress::{progress_bar, stops_on_interrupt};
 pub use sweep::{Document, Point};
 pub(crate) use table::parse;
 
-/// Optional results of a point beside rates and percentiles.
+/// Optional results of a point in addition to rates and percentiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Details {
     /// Whether every tenant is run alone first, which gives its slowdown.
@@ -65,7 +64,7 @@ fn as_object<S: Serializer>(point: &[(String, Value)], to: S) -> Result<S::Ok, S
     to.collect_map(point.iter().map(|(key, value)| (key, value)))
 }
 
-/// Whether a name is a scenario file's, not a claim's.
+/// Whether a name is that of a scenario file and not of a claim.
 pub(crate) fn is_scenario(name: &str) -> bool {
     name.ends_with(".toml")
 }
@@ -110,7 +109,7 @@ impl Point {
 pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
     if let Some(id) = args.ids.iter().find(|id| !is_scenario(id)) {
         return Err(Refusal::new(format!(
-            "`{id}` is a claim and others are files: run them one after the other"
+            "`{id}` is a claim and other arguments are files: run claims and files separately"
         ))
         .into());
     }
@@ -119,7 +118,7 @@ pub(crate) fn run(args: &LabRunArgs) -> anyhow::Result<()> {
         ("--band", args.band),
         ("--ablations", args.ablations),
     ];
-    // A flag without effect is refused, because a user would take it to have one.
+    // A flag without effect is refused, because a user would expect an effect.
     if let Some((flag, _)) = of_claims.iter().find(|(_, is_given)| *is_given) {
         return Err(Refusal::new(format!("{flag} is for claims, not for scenario files")).into());
     }
@@ -215,8 +214,8 @@ impl<'a> Plan<'a> {
 
 /// All results, or the first error.
 fn finished<T>(done: Vec<Option<anyhow::Result<T>>>) -> anyhow::Result<Vec<T>> {
-    // An interrupted run gives no results: readers would take means over some of the seeds for
-    // means over all.
+    // An interrupted run gives no results, because a reader could take means over some of the seeds
+    // for means over all seeds.
     let interrupted = || Err(anyhow::anyhow!("interrupted: nothing was written"));
     done.into_iter().map(|done| done.unwrap_or_else(interrupted)).collect()
 }

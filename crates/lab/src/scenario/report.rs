@@ -48,7 +48,7 @@ fn group_text(group: &[Cell]) -> String {
     }
     let last = group[group.len() - 1].seed;
     let mut text = format!(
-        "{title}\nseeds {} to {last}: means ± half of what holds the mean of all with 95 %\n",
+        "{title}\nseeds {} to {last}: means ± half of the interval with the true mean (95 %)\n",
         first.seed
     );
     for index in 0..first.runs.len() {
@@ -73,7 +73,7 @@ fn group_text(group: &[Cell]) -> String {
     text
 }
 
-/// The device's use on each seed; `None` if some run has none.
+/// The device's utilization on each seed; `None` if a run has none.
 fn devices<'a>(runs: &[&'a Run]) -> Option<Vec<&'a Device>> {
     runs.iter().map(|run| run.device.as_ref()).collect()
 }
@@ -121,7 +121,7 @@ fn rows(runs: &[&Run]) -> (Vec<&'static str>, Vec<Vec<String>>) {
             spread(|flow| flow.p99_ns as f64).told(show_duration),
         ];
         if with_slowdown {
-            // A tenant without service on one seed has no slowdown there, and so no mean.
+            // A tenant without service on one seed has no slowdown on it, and so no mean slowdown.
             let slowdown = spread(|flow| flow.slowdown.unwrap_or(f64::NAN));
             row.push(match slowdown.mean.is_nan() {
                 true => "–".into(),
@@ -159,12 +159,12 @@ pub(super) fn write(cells: &[Cell], folder: &Path) -> anyhow::Result<()> {
 
 fn markdown(cells: &[Cell], figures: &[Figure]) -> String {
     let mut text = String::from(
-        "# What came out\n\nEach tenant under each policy; the data are in `results.csv` and, \
+        "# Results\n\nEach tenant under each policy; the data are in `results.csv` and, \
          with more, in `results.json`.\n",
     );
     if groups(cells).iter().any(|group| group.len() > 1) {
-        text += "Figures are means over seeds, ± half of the interval that holds the mean of all \
-                 seeds with 95 % (Student's t).\n";
+        text += "Figures are means over seeds, ± half of the interval that contains the true mean \
+                 with 95 % (Student's t).\n";
     }
     for figure in figures {
         text += &format!("\n![{}]({}.svg)\n", figure.title, figure.id);
@@ -267,8 +267,8 @@ fn csv(cells: &[Cell]) -> String {
     text
 }
 
-/// Figures over the first swept key, one for each combination of the others; bars of tenants if
-/// nothing is swept.
+/// Figures over the first swept key, one for each combination of the other keys' values; if no key
+/// is swept, bars for each tenant.
 fn figures(cells: &[Cell]) -> Vec<Figure> {
     let mut rests: Vec<(String, Vec<&[Cell]>)> = Vec::new();
     for group in groups(cells) {
@@ -282,7 +282,7 @@ fn figures(cells: &[Cell]) -> Vec<Figure> {
             None => rests.push((title, vec![group])),
         }
     }
-    // More figures would help no reader, and the tables have all data.
+    // More figures than this would not help a reader, and the tables have all data.
     rests.truncate(MOST_FIGURES);
     let mut figures = Vec::new();
     for (number, (title, groups)) in (1..).zip(&rests) {

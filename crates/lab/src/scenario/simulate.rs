@@ -26,9 +26,9 @@ impl WithPolicy for Simulate<'_> {
     where
         L::Port: 'static,
     {
-        // Every policy promises this: no request is lost, no tenant starves, and the device fetches
-        // commands while its window has room. The turn is longer than any policy's, and small
-        // enough that the products of the starvation check fit.
+        // The promise of every policy: no request is lost, no tenant starves, and the device
+        // fetches commands while its window has room. `turn` is longer than the turn of any policy,
+        // and small enough that the products in the starvation check do not overflow.
         let promise = Promise { holds_back: true, turn: u64::MAX >> 20, ..Promise::NONE };
         simulate(self.0, policy, ports, check::all(self.0, &promise))
     }
@@ -81,7 +81,7 @@ fn of_paper(policy: &PolicyConfig) -> anyhow::Result<AnySubject> {
         return Err(Refusal::new(format!("policy: the paper's {name} takes no `{key}`")).into());
     }
     if policy.name() == "mqfq" {
-        // `auto` is no number that fits.
+        // `auto` is represented by a number above all values of D.
         let slots = value("slots").filter(|slots| *slots < u64::from(u32::MAX));
         let slots = slots.map_or(MqfqConfig::SLOTS, |slots| slots as u32);
         let mut parts = MqfqParts::new(slots, value("threshold").unwrap_or(45 << 10));
@@ -112,7 +112,7 @@ fn of_paper(policy: &PolicyConfig) -> anyhow::Result<AnySubject> {
     Ok(AnySubject::D2fqParts(D2fqParts { direct, tracker }))
 }
 
-/// Bytes a second that each tenant gets where it is alone, under no scheduler.
+/// Bytes a second that each tenant gets when it runs alone without a scheduler.
 pub(super) fn alone(scenario: &Scenario) -> anyhow::Result<Vec<f64>> {
     let none = "none".parse::<fairq_config::policy::PolicyTable>();
     let none = none.map_err(anyhow::Error::msg)?.complete()?;
@@ -130,7 +130,7 @@ fn rate(tenant: &Tenant) -> Option<u64> {
     let bytes = |&(bytes, often): &(u32, u32)| u64::from(bytes) * u64::from(often);
     let mean = job.sizes.iter().map(bytes).sum::<u64>() / job.sizes.iter().map(often).sum::<u64>();
     let all = mean.saturating_mul(tenant.threads.len() as u64).saturating_mul(1_000_000_000);
-    // Without an interval there is no limit.
+    // Without an interval between requests there is no limit.
     all.checked_div(job.interval_ns)
 }
 

@@ -1,4 +1,4 @@
-//! A figure over several seeds: its mean, and the interval of the mean.
+//! The mean of a figure over several seeds, and the confidence interval of the mean.
 
 /// Student's t for a two-sided interval of 95 %, by degrees of freedom from 1 on.
 const STUDENT: [f64; 30] = [
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn the_interval_is_students() {
-        // A textbook's example: 10 values with a deviation of 2, so 2.262 * 2 / sqrt(10).
+        // An example of textbooks: 10 values with a standard deviation of 2; 2.262 * 2 / sqrt(10).
         let values = [8.0, 12.0, 8.0, 12.0, 8.0, 12.0, 8.0, 12.0, 10.0, 10.0];
         let Spread { mean, half } = Spread::of(&values);
         let deviation = (32.0_f64 / 9.0).sqrt();

@@ -1,8 +1,8 @@
-//! Sweeps: a scenario file, some of whose values are tried one after the other.
+//! Sweeps: a scenario file is run with several values of some keys.
 //!
 //! `[sweep]` names keys by their path and gives each a list of values. Every combination is a
-//! [`Point`]: the same file with these values in place of its own. So a point is checked, and
-//! refused, like any file.
+//! [`Point`]: the same file with these values in place of its own. So the checks of a scenario file
+//! also apply to each point.
 //!
 //! ```toml
 //! [sweep]
@@ -21,7 +21,7 @@ use toml_edit::{DocumentMut, Item, TableLike};
 
 use super::table;
 
-/// The most points of a file: more are taken for a mistake.
+/// The most points of a file; a file with more is refused, because it is probably a mistake.
 const MOST_POINTS: usize = 100_000;
 
 /// A scenario file.

@@ -28,7 +28,7 @@ use toml::Spanned;
 use crate::args::SEED;
 use crate::host::HostTable;
 
-/// The most cores, equal to the most ports that a policy can have.
+/// The most cores: the caches of a simulated host have a bit for each of 64.
 const CORES: u32 = 64;
 
 #[derive(Deserialize)]
@@ -71,9 +71,9 @@ enum Sizes {
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Timing {
-    /// As soon as the depth allows.
+    /// Requests are submitted as soon as the depth allows.
     Fast,
-    /// Not earlier than in the trace.
+    /// Requests are submitted not earlier than in the trace.
     Original,
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         return Err(refuse(format!("cores {cores} is not in 1..{CORES}")));
     }
     let groups = groups(&table.group, text, shown)?;
-    // One iterator for all tenants: it deals their threads over the cores in turn.
+    // All tenants share one iterator, which gives their threads to the cores in turn.
     let mut free = (0..cores as usize).cycle();
     let mut tenants = Vec::new();
     for spanned in table.tenant {
@@ -170,13 +170,11 @@ pub(crate) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         tenants.extend(fio.jobs.iter().map(|job| from_fio(job, &mut free)));
     }
     if tenants.is_empty() {
-        return Err(refuse(
-            "no tenant asks for anything: give it a [[tenant]], or a fio job file".into(),
-        ));
+        return Err(refuse("no tenant has requests: add a [[tenant]], or a fio job file".into()));
     }
     let Nanos(duration_ns) = table.duration;
     let mut scenario = Scenario::new(profile, cores as usize, tenants, duration_ns);
-    // A trace may be short, so a run with a trace has no warm-up by default.
+    // A trace may be short, so by default a run with a trace has no warm-up.
     let replays = scenario.tenants.iter().any(|tenant| tenant.job.replay.is_some());
     let warmup_ns = if replays { 0 } else { scenario.warmup_ns };
     scenario.warmup_ns = table.warmup.map_or(warmup_ns, |Nanos(ns)| ns);
@@ -188,7 +186,7 @@ pub(crate) fn parse(text: &str, shown: &str, folder: &Path) -> Result<Scenario, 
         let told = |what: String| Refusal::new(format!("{shown}:{line}: host: {what}"));
         if table.wake.is_some() {
             return Err(told(
-                "it says itself how long wake-ups take (wake and far-wake): leave wake out above"
+                "a host has times of wake-ups of its own (wake and far-wake): leave wake out above"
                     .into(),
             ));
         }
@@ -239,7 +237,7 @@ fn settings(group: &Group, all: &[Group]) -> fairq_core::Group {
     fairq_core::Group { parent, weight, reservation, caps }
 }
 
-/// A job of fio's with the meaning that it has in `fairq bench`.
+/// A fio job, with the same meaning as in `fairq bench`.
 fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
     let threads: Vec<usize> = free.take(usize::from(job.jobs)).collect();
     let load = Load {
@@ -256,7 +254,7 @@ fn from_fio(job: &Job, free: &mut impl Iterator<Item = usize>) -> Tenant {
     tenant
 }
 
-/// The interval in ns between requests of each of `threads` threads that together keep to a rate in
+/// The interval in ns between two requests of one thread, if `threads` threads together send `rate`
 /// bytes a second.
 fn interval_ns(threads: usize, bytes: u64, rate: u64) -> u64 {
     (threads as u64).saturating_mul(bytes).saturating_mul(1_000_000_000) / rate.max(1)
@@ -290,7 +288,9 @@ impl TenantTable {
             })?,
         };
         if self.jobs.is_some() && self.cores.is_some() {
-            return Err("jobs says how many threads, cores where each runs: leave one out".into());
+            return Err(
+                "jobs is the number of threads, cores has the core of each: leave one out".into()
+            );
         }
         let threads = match self.cores {
             Some(cores) => cores,
@@ -329,7 +329,7 @@ impl TenantTable {
                 Some(Pattern::Read | Pattern::RandRead | Pattern::Write | Pattern::RandWrite),
             ) => {
                 return Err(
-                    "rwmix is for both reads and writes: say rw = \"rw\" or \"randrw\", too".into(),
+                    "rwmix is for both reads and writes: set rw = \"rw\" or \"randrw\", too".into(),
                 );
             }
             (Some(percent), _) => load.read_percent = percent,
@@ -337,7 +337,7 @@ impl TenantTable {
         }
         if let Some(distribution) = &self.distribution {
             if load.access == Access::Sequential {
-                return Err("distribution is for random requests: say rw = \"randread\", \
+                return Err("distribution is for random requests: set rw = \"randread\", \
                             \"randwrite\" or \"randrw\""
                     .into());
             }
@@ -349,7 +349,7 @@ impl TenantTable {
             (None, None) => load.burst,
             _ => return Err("bursts have an `on` and an `off`: give both".into()),
         };
-        // The scenario's own check refuses sizes with a frequency of 0 later.
+        // Frequencies of 0 are refused later, by the scenario's own check.
         let mean = load
             .sizes
             .iter()
@@ -361,7 +361,7 @@ impl TenantTable {
                 return Err("rate and iops are two words for one limit: leave one out".into());
             }
             (Some(Bandwidth(0)), _) | (_, Some(Count(0))) => {
-                return Err("a limit of 0 would do nothing".into());
+                return Err("a limit of 0 allows no request: leave it out for no limit".into());
             }
             (Some(Bandwidth(rate)), None) => interval_ns(threads.len(), mean, rate),
             (None, Some(Count(iops))) => interval_ns(threads.len(), 1, iops),
@@ -386,7 +386,7 @@ impl TenantTable {
             (start, stop, lives) if lives.is_empty() => {
                 vec![(start.map_or(0, |Nanos(ns)| ns), stop.map_or(u64::MAX, |Nanos(ns)| ns))]
             }
-            _ => return Err("start and stop are one life, lives are several: leave one out".into()),
+            _ => return Err("start and stop are one life, lives has several: leave one out".into()),
         };
         (tenant.target, tenant.caps) = (target, caps);
         tenant.share = Share { group, reservation };
@@ -405,7 +405,8 @@ fn distributed(text: &str) -> Result<Access, String> {
         Some(("zipf", exponent)) => exponent.parse::<f64>().map_err(|_| unknown())?,
         _ => return Err(unknown()),
     };
-    // NaN and values out of range become 0 or too much, which the scenario's check refuses.
+    // NaN and values out of range become 0 or a value above the bound, which the scenario's check
+    // refuses.
     Ok(Access::Zipf { thousandths: (exponent * 1000.0).round() as u32 })
 }
 
@@ -473,7 +474,7 @@ mod tests {
         );
         assert!(
             error("name = \"a\"\nrw = \"read\"\ndistribution = \"zipf:1\"")
-                .contains("distribution is for random requests: say rw = ")
+                .contains("distribution is for random requests: set rw = ")
         );
         assert_eq!(
             error("name = \"a\"\narrivals = \"poisson\""),
@@ -481,20 +482,20 @@ mod tests {
         );
         assert_eq!(
             error("name = \"a\"\niops = \"1k\"\nthink = \"1us\"\narrivals = \"even\""),
-            "my.toml: tenant a: arrivals do not wait for answers: no pauses, and no trace"
+            "my.toml: tenant a: arrivals by the clock cannot have think times or a trace"
         );
         assert_eq!(
             error("name = \"a\"\ndepth = 0"),
-            "my.toml: tenant a: depth, sizes and how often they are chosen must be above 0"
+            "my.toml: tenant a: depth, sizes and their frequencies must be above 0"
         );
         assert_eq!(
             error("name = \"a\"\ncores = [99]"),
-            "my.toml: tenant a: a thread on port 99 of 8"
+            "my.toml: tenant a: a thread is on port 99, but there are 8 ports"
         );
         assert!(
             read("device = \"z-ssd\"\nduration = \"1s\"")
                 .unwrap_err()
-                .contains("no tenant asks for anything")
+                .contains("no tenant has requests")
         );
         assert!(
             read("device = \"none\"\nduration = \"1s\"")
@@ -530,8 +531,8 @@ mod tests {
             error("", "group = \"b\""),
             "my.toml:11: tenant a: there is no group b: add [[group]] name = \"b\""
         );
-        assert!(error("", "min-iops = 0").contains("min-iops 0 keeps nothing"));
-        assert!(error("", "burst = 5").contains("there is none: add"));
+        assert!(error("", "min-iops = 0").contains("min-iops 0 reserves nothing"));
+        assert!(error("", "burst = 5").contains("without a cap: add"));
     }
 
     #[test]
@@ -544,7 +545,7 @@ mod tests {
         };
         assert_eq!(
             read(&text("wake = \"1us\"\n[host]\n")).unwrap_err(),
-            "my.toml:5: host: it says itself how long wake-ups take (wake and far-wake): leave \
+            "my.toml:5: host: a host has times of wake-ups of its own (wake and far-wake): leave \
              wake out above"
         );
         let many = text("[host]\ncores = 1\nsockets = 0\n");

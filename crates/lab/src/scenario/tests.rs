@@ -48,8 +48,8 @@ fn the_device_tells_what_its_parts_did() {
     assert!(refused.to_string().contains("p4800x writes in place"), "{refused}");
 }
 
-/// Caps, reservations and groups work as in a server. The requests that a cap holds when all
-/// tenants stop are served, not lost.
+/// Caps, reservations and groups work as in a server. Requests that wait for a cap when all tenants
+/// stop are still served.
 #[test]
 fn caps_reservations_and_groups_hold_in_a_simulation() {
     let text = "device = \"p3700\"\ncores = 1\nduration = \"1300ms\"\nwarmup = \"300ms\"\n[[group]]\nname = \
@@ -124,8 +124,8 @@ fn on_a_host_requests_take_cpu_time_and_one_core_is_the_limit() {
     assert!(slow.iops < 85_000.0 && free.iops > 700_000.0, "{} {}", slow.iops, free.iops);
 }
 
-/// An open loop keeps its rate, and a request that waits for a free place waits from its arrival
-/// on.
+/// An open loop keeps its rate, and the latency of a request that waits for a free place counts
+/// from its arrival.
 #[test]
 fn in_an_open_loop_the_rate_is_kept_and_waiting_counts() {
     let run = |arrivals: &str, iops: &str| {
@@ -140,9 +140,11 @@ fn in_an_open_loop_the_rate_is_kept_and_waiting_counts() {
     for flow in [&closed, &even, &poisson] {
         assert!((4_700.0..5_300.0).contains(&flow.iops), "{}", flow.iops);
     }
-    // The place is busy half of the time: Poisson arrivals sometimes come two at once.
+    // The one place is busy half of the time, and two Poisson arrivals sometimes come close
+    // together.
     assert!(poisson.mean_ns > 1.2 * even.mean_ns, "{} {}", poisson.mean_ns, even.mean_ns);
-    // At more than the device's rate a closed loop slows down, and open arrivals pile up.
+    // At a rate above the device's, a closed loop slows down, and requests of an open loop queue
+    // up.
     let (closed, even) = (run("closed", "30k"), run("even", "30k"));
     assert!((closed.iops - even.iops).abs() < 0.02 * closed.iops);
     assert!(even.mean_ns > 100.0 * closed.mean_ns, "{} {}", even.mean_ns, closed.mean_ns);
@@ -166,7 +168,7 @@ fn details_are_told_where_they_are_asked_for() {
     assert!((sum / count as f64 - flow.mean_ns).abs() < 0.01 * flow.mean_ns);
 }
 
-/// A report has each of its files, with the swept values in them.
+/// A report consists of all its files, and they contain the swept values.
 #[test]
 fn a_report_has_tables_figures_and_data() {
     let text =
@@ -208,7 +210,7 @@ fn a_report_has_tables_figures_and_data() {
     assert!(one.contains("keeps") && !one.contains('±'), "{one}");
 }
 
-/// The papers' policies, which servers do not have, are chosen by the keys that chose them.
+/// The keys that earlier servers had select the papers' policies, which servers do not have.
 #[test]
 fn the_papers_policies_run_in_scenarios() {
     let text = "device = \"z-ssd\"\ncores = 2\nduration = \"30ms\"\n[[tenant]]\nname = \"a\"\n\

@@ -2,18 +2,19 @@
 //! that they receive differ by no more than a bound. With `l` the largest service per weight of one
 //! request, in units of virtual time:
 //!
-//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (It is stated for D = 1.
-//!   At dispatch its proof does not depend on D: the requests that are dispatched between two
-//!   moments start at or after the first one's virtual time and at most T after the second one's,
-//!   and all requests that start before that have been dispatched.)
+//! - counted at dispatch, by `2T + l_f + l_m`, whatever D is: Theorem 1. (The paper states it for a
+//!   D of 1. For services counted at dispatch its proof does not depend on D: requests dispatched
+//!   between two moments have start tags from the virtual time of the first moment up to T after
+//!   the virtual time of the second one, and all requests with earlier start tags have been
+//!   dispatched.)
 //! - counted at completion, by `(D + 1) (2T + l_f + l_m)`: Theorem 2.
 //!
 //! A flow is backlogged while it has requests staged. All intervals are checked at once: the
-//! difference of two flows' services is a walk, and the worst interval lies between its least and
-//! its greatest value. Slack for integers: a unit per flow and port, and one more for each weight
-//! that a flow has had (a change drops the remainder). Where cores race, a request that a core is
-//! dispatching at the beginning or the end of an interval may count on either side: one request
-//! more for each flow, port and end.
+//! difference of two flows' services is a function of time, and the worst interval lies between its
+//! least and its greatest value. Slack for integers: a unit per flow and port, and one more for
+//! each weight that a flow has had (a change drops the remainder). Where cores race, a request that
+//! a core is dispatching at the beginning or the end of an interval may count inside or outside the
+//! interval: this adds one request for each flow, port and end of the interval.
 //!
 //! The cost of this check: each service is compared with that of every other backlogged flow.
 
@@ -33,7 +34,8 @@ struct Flow {
     completed: i128,
 }
 
-/// The walk of a pair of flows, from the moment at which both are backlogged.
+/// The difference of a pair's services, counted from the moment at which both flows are backlogged,
+/// and its extremes.
 #[derive(Clone, Copy)]
 struct Walk {
     least: i128,
@@ -44,7 +46,7 @@ struct Walk {
 pub struct Bounds {
     ports: i128,
     slots: i128,
-    /// Dispatches that may be under way at the ends of an interval.
+    /// The number of dispatches that may be in progress at an end of an interval.
     under_way: i128,
     threshold: Threshold,
     flows: Vec<Flow>,

@@ -38,7 +38,7 @@ pub trait Check {
     }
 }
 
-/// Number of verbs that may be under way at the same time: where cores race, one on each core.
+/// Number of verbs that may be in progress at the same time: where cores race, one on each core.
 fn under_way(scenario: &Scenario) -> u32 {
     match &scenario.host {
         Some(host) if host.races => scenario.ports as u32,

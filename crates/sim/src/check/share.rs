@@ -1,9 +1,10 @@
-//! **Shares.** Over long times flows that are backlogged all the while are served by weight.
+//! **Shares.** Over a long time, flows that are backlogged throughout are served in proportion to
+//! their weights.
 //!
 //! Whenever the set of backlogged flows (those with requests staged) changes, a weight changes or a
-//! flow leaves, counting begins anew. After [`ENOUGH`] times the service that a single exchange may
-//! put out of order, in units of virtual time, each pair of these flows must have received the same
-//! service per weight, within [`TOLERANCE`].
+//! flow leaves, counting begins anew. An *exchange* is the largest service by which a policy may
+//! serve one flow before another. After [`ENOUGH`] exchanges, in units of virtual time, each pair
+//! of these flows must have received the same service per weight, within [`TOLERANCE`].
 //!
 //! `bounds` checks every interval of MQFQ exactly. This check does not depend on how a policy
 //! works, so it applies to all policies that stage requests.
@@ -15,8 +16,8 @@ use crate::subject::Promise;
 
 /// Two flows' services per weight may differ by one part in this many.
 const TOLERANCE: i128 = 20;
-/// Service to wait for, in single exchanges: the service that is out of order is then less than
-/// half the tolerance.
+/// The service after which the check compares, in exchanges: a single exchange is then less than
+/// half of the tolerance.
 const ENOUGH: i128 = 2 * TOLERANCE;
 
 #[derive(Clone, Copy, Default)]

@@ -25,7 +25,8 @@ impl Check for Slots {
 
     fn see(&mut self, _now_ns: u64, fact: &Fact) -> Result<(), String> {
         match fact {
-            // One request of a merged command is not joined: it counts for the command's slot.
+            // Of a merged command's requests all but one are joined; the one that is not joined
+            // counts for the command's slot.
             Fact::Issued(request) => self.outstanding += u32::from(!request.joined),
             Fact::Completed(request, _) => self.outstanding -= u32::from(!request.joined),
             _ => {}

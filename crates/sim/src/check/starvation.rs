@@ -1,21 +1,23 @@
 //! **No flow starves.** While a flow has requests, the service of the other flows until one of
 //! these requests completes is bounded.
 //!
-//! The measure is the service of others, not time: a stalled device starves no flow, and there is
-//! nothing to calibrate. For a flow of weight w among flows whose weights add up to W, with L the
-//! largest request of the run and D the most requests that the policy can have on the device,
-//! others may be served, until one of the flow's requests completes,
+//! The check measures the service of other flows and not time, so a stalled device starves no flow,
+//! and no time has to be calibrated. For a flow of weight w among flows whose weights add up to W,
+//! with L the largest request of the run and D the most requests that the policy can have on the
+//! device, the other flows may be served at most this much until one of the flow's requests
+//! completes:
 //!
 //! ```text
 //!   SLACK x ( W 2T + (W / w) L + (D + all that may be live) L + F x turn )
 //! ```
 //!
-//! The first two terms follow from weights alone (a request of the flow costs L / w of virtual
-//! time, during which the others are served, T on either side). The third is the service of the
-//! requests before it in queues that are not reordered: device queues and, with classes, up to a
-//! round of the largest weights for each command before it in a low queue, and for each queue. The
-//! last is the turn of each of the F flows, for policies that serve one flow at a time. The bound
-//! is loose on purpose: `bounds` and `share` check fairness, this check catches only gross faults.
+//! The first two terms follow from weights alone: a request of the flow costs L / w of virtual
+//! time, in which the others are served, and each flow may be T ahead or behind. The third term is
+//! the service of the requests before this one in the device's queues, which are not reordered.
+//! With classes the device may serve one round of the largest weights for each command before this
+//! one in a low queue, and one for each queue. The last term is one turn of each of the F flows,
+//! for policies that serve one flow at a time. The bound is loose on purpose: `bounds` and `share`
+//! check fairness, and this check detects only gross faults.
 
 use super::Check;
 use super::threshold::Threshold;
@@ -82,7 +84,7 @@ impl Starvation {
     fn submitted(&mut self, request: &Live) {
         self.largest = self.largest.max(request.cost);
         let flow = &mut self.flows[request.flow];
-        // A flow without a request waits for nothing, so the service of others does not count.
+        // A flow without requests does not wait, so the service of others does not count.
         if flow.live == 0 {
             flow.since = self.served;
         }
@@ -101,8 +103,8 @@ impl Starvation {
                 let patience = self.patience(weight);
                 return Err(format!(
                     "flow {number} (weight {weight}, {live} requests) got nothing while others got \
-                     {others} bytes, at most \
-                     {patience} can be right"
+                     {others} bytes; the bound is \
+                     {patience}"
                 ));
             }
         }

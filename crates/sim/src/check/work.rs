@@ -1,10 +1,10 @@
 //! **Work conservation.** The device does not idle while a request waits for it.
 //!
-//! - Of the policy: while requests are staged anywhere all D slots are in use, once every wake-up
-//!   has arrived. (Throttling is no exception: the request that is least ahead is never throttled.)
-//!   A policy without slots stages nothing. Policies that hold requests back on purpose
+//! - For the policy: while any request is staged, all D slots are in use, as soon as every wake-up
+//!   has arrived. (Throttling is no exception: the staged request with the least start tag is never
+//!   throttled.) A policy without slots stages nothing. Policies that hold requests back on purpose
 //!   (anticipation, tokens, depths) are not checked.
-//! - Of the device: it fetches as long as its window has room.
+//! - For the device: it fetches as long as commands wait and its window has room.
 
 use super::Check;
 use crate::fact::{Fact, Moment};

@@ -20,7 +20,7 @@ pub struct KyberFairSubject {
     pub totals: Totals,
 }
 
-/// More bytes than a flow is served in a period of 100 ms.
+/// A number of bytes above the service of any flow in a period of 100 ms.
 const TURN: u64 = 1 << 30;
 
 impl<P: Platform> Subject<P> for KyberSubject {

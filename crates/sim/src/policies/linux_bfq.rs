@@ -1,11 +1,11 @@
 //! BFQ as Linux runs it on a drive that does not rotate and has tagged queueing, for the laboratory
 //! alone. Each flow is a process, alone or with others in a control group.
 //!
-//! **Why beside `bfq`.** fairq's own BFQ leaves out Linux's mechanisms that keep such a drive busy
-//! and hold slow queues back. Facts are those of `block/bfq-iosched.c` and `bfq-wf2q.c`, in this
-//! module's words; a function of these files is named where this module follows it. The test
-//! `tests/linux_bfq.rs` compares the model with measurements of Linux 4.15, 5.2, 5.3 and 7.2
-//! (`bench/oracle`).
+//! **Difference from `bfq`.** fairq's own BFQ does not have Linux's mechanisms that keep such a
+//! drive busy and hold slow queues back. The rules are those of `block/bfq-iosched.c` and
+//! `bfq-wf2q.c`, described in other words; comments name the functions that this module follows.
+//! The test `tests/linux_bfq.rs` compares the model with measurements of Linux 4.15, 5.2, 5.3 and
+//! 7.2 (`bench/oracle`).
 //!
 //! **Model.** B-WF2Q+ over groups, and in each over queues with budgets of sectors.
 //! - *Budgets* that were too small are doubled or quadrupled, at most to the sectors that the drive
@@ -13,22 +13,21 @@
 //! - *Slow turns* are charged for their time: a turn of more than 20 ms that served less than half
 //!   of the largest budget, and a turn that ran out of time with a third of its budget left
 //!   (`bfq_bfqq_is_slow`, `bfq_bfqq_charge_time`).
-//! - *Waiting.* BFQ waits for a queue in service that has nothing staged, with a timer of 8 ms
-//!   after its last request has completed, while the others are not its equals
-//!   (`bfq_better_to_idle`): see [`Kernel`].
-//! - *Injection.* While it waits, other queues' requests are dispatched, as many as do not make the
-//!   queue's own requests take half as long again (`bfq_choose_bfqq_for_injection`,
+//! - *Waiting.* BFQ waits for a queue in service that has nothing staged, for up to 8 ms after its
+//!   last request has completed, if the other queues have other weights or groups
+//!   (`bfq_better_to_idle`; [`Kernel`] has the rule of each version).
+//! - *Injection.* While BFQ waits, it dispatches requests of other queues, as many as lengthen the
+//!   time of the queue's own requests by less than a half (`bfq_choose_bfqq_for_injection`,
 //!   `bfq_update_inject_limit`).
-//! - *Tags.* A queue has its weight's share of 256 tags; its further requests wait outside, where
-//!   BFQ does not see them (`bfqq_request_over_limit`).
-//! - *A queue that comes back* within 24 ms goes on with the rest of its budget and takes the drive
-//!   from a queue in service (`bfq_bfqq_update_budg_for_activation`).
-//!
-//! - *Weight raising* (`low_latency`; [`raising`]): a queue that begins or comes back after two
-//!   seconds, and a queue that sends little at regular times, have many times their weight for a
-//!   while. BFQ waits for them, gives them small budgets, and charges them for sectors alone. Linux
-//!   has it on by default. The papers' rows have it off: the papers ran for minutes, when raising
-//!   had long ended, and the laboratory's runs are shorter than raising lasts.
+//! - *Tags.* A queue has its weight's share of 256 tags; its further requests wait outside of BFQ
+//!   for a tag (`bfqq_request_over_limit`).
+//! - *A queue that gets a request again* within 24 ms continues with the rest of its budget and
+//!   preempts the queue in service (`bfq_bfqq_update_budg_for_activation`).
+//! - *Weight raising* (`low_latency`; [`raising`]): a queue that is new or was idle for two
+//!   seconds, and a queue that sends small batches at regular times, have many times their weight
+//!   for a while. BFQ waits for such queues, gives them small budgets, and charges them only for
+//!   sectors. In Linux raising is on by default. The papers' rows run without it, because raising
+//!   ended early in the papers' runs and lasts longer than a run of the laboratory.
 //!
 //! **Left out**: asynchronous writes, merging of queues, wakers, and large bursts (eight queues
 //! that begin within 180 ms are not raised).
@@ -65,19 +64,19 @@ const SLOW_FROM_NS: u64 = 20 * MS;
 /// largest.
 const FIRST_BUDGET: u64 = 16 << 10;
 const BUDGET_RANGE: u64 = 32;
-/// Requests of at least this many sectors are not injected beside others, and do not seek
+/// A request of at least this many sectors is not injected, and does not count as a seek
 /// (`BFQQ_SECT_THR_NONROT`).
 const LARGE: u64 = 64;
 /// Number of tags that Linux keeps for a drive (`nr_requests`).
 const REQUESTS: u64 = 256;
 /// The default weight of a process; all processes of a group have it.
 const USUAL_WEIGHT: u64 = 40 << 8;
-/// Two requests further apart than this many sectors seek.
+/// A request further than this many sectors from the previous one counts as a seek.
 const NEAR: u64 = 800;
 /// Virtual time counts sectors per weight in 2^20ths.
 const SHIFT: u32 = 20;
 
-/// Why a turn ends (`bfqq_expiration`).
+/// The reason why a turn ends (`bfqq_expiration`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     TooIdle,
@@ -116,9 +115,9 @@ struct Queue {
     budget: u64,
     /// Budget of the next turns, in sectors.
     usual_budget: u64,
-    /// Whether its turn ended because it had no request, so that it may continue the turn.
+    /// Whether its last turn ended because it had no request, so that it may continue that turn.
     may_go_on: bool,
-    /// A bit for each of its last 32 requests: whether it sought.
+    /// A bit for each of its last 32 requests: whether the request was a seek.
     seeks: u32,
     last_end: u64,
     last_end_ns: u64,
@@ -148,8 +147,8 @@ struct Turn {
     waits_until_ns: Option<u64>,
     idle_since_ns: u64,
     has_injected: bool,
-    /// Whether the next of its requests that is dispatched is timed; then the timed request and its
-    /// start.
+    /// Whether the next request that the queue dispatches is to be timed; then the request being
+    /// timed, and its start.
     times_next: bool,
     timed: Option<Job>,
     timed_from_ns: u64,
@@ -174,7 +173,7 @@ pub(crate) struct LinuxBfq {
 
 impl LinuxBfq {
     /// A scheduler with a queue for each of the flows that `bounds` allows, and no requests.
-    /// `waits`: whether it ever waits (`slice_idle`).
+    /// `waits`: whether it waits for queues at all (`slice_idle`).
     pub(crate) fn new(bounds: &SerialConfig, config: LinuxBfqConfig, waits: bool) -> LinuxBfq {
         let of = |flow: usize| flow.checked_div(config.processes).unwrap_or(0);
         let queue = |flow| {
@@ -240,7 +239,7 @@ impl LinuxBfq {
         busy.map(|entity| entity.weight).sum()
     }
 
-    /// The first request of a queue that BFQ sees: requests without a tag do not count.
+    /// The first request of a queue that has a tag; BFQ does not have requests without one.
     fn first(&self, at: usize) -> Option<&Staged> {
         let queue = &self.queues[at];
         let tags = match self.config.kernel {
@@ -262,7 +261,7 @@ impl LinuxBfq {
         largest / BUDGET_RANGE
     }
 
-    /// `bfq_better_to_idle`: on such a drive waiting only costs throughput, so it is used only for
+    /// `bfq_better_to_idle`: on such a drive waiting only reduces throughput, so BFQ waits only for
     /// service guarantees (`idling_needed_for_service_guarantees`).
     fn is_waited_for(&self, at: usize) -> bool {
         let (kernel, queue) = (self.config.kernel, &self.queues[at]);
@@ -278,7 +277,8 @@ impl LinuxBfq {
         let weight = queue.entity.weight;
         let least = usual().map(|queue| queue.entity.weight).min().unwrap_or(weight);
         let is_lightest = kernel > Kernel::V4_15 && !is_raised && weight == least;
-        // In groups all processes have the same weight, which is apart from the group's own.
+        // In a group all processes have the same weight, which is independent of the group's
+        // weight.
         let queues_differ = self.config.processes == 0
             && !is_lightest
             && usual().any(|queue| queue.entity.weight != least);
@@ -443,8 +443,8 @@ impl LinuxBfq {
             return None;
         }
         let served = &self.queues[turn.at];
-        // A request that is injected beside a raised queue delays its next one. If that queue soon
-        // sends again, only requests of other raised queues are injected.
+        // An injected request delays the next request of the queue in service. So if that queue is
+        // raised and usually sends again soon, only requests of other raised queues are injected.
         let spares = served.raising.is_on() && served.think.is_short();
         if spares && self.raised() < 2 {
             return None;
@@ -519,8 +519,9 @@ impl LinuxBfq {
         }
     }
 
-    /// `bfq_update_inject_limit`. 5.2 tests whether the drive is empty while the request still
-    /// counts, so it never learns the time of a request, and its limit stays as it was reset.
+    /// `bfq_update_inject_limit`. 5.2 tests whether the drive is empty while the completed request
+    /// still counts, so it never measures a request's time, and its limit stays at the last reset's
+    /// value.
     fn adapt(&mut self, turn: Turn, now_ns: u64) {
         let is_alone = self.on_drive == 1 && self.config.kernel >= Kernel::V5_3;
         let took_ns = now_ns - turn.timed_from_ns;

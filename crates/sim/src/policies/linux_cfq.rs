@@ -1,51 +1,51 @@
 //! CFQ as Linux 3.10 runs it on a drive that does not rotate and has tagged queueing, for the
 //! laboratory alone: the scheduler that the NASS paper measured.
 //!
-//! **Why beside `cfq`.** fairq's own CFQ waits for a reader's next request by a timer, as on a
-//! disk. On such a drive Linux does not, and some of its other decisions differ, too. Facts are
-//! those of `block/cfq-iosched.c` of 3.10, in this module's words; a function of that file is named
-//! where this module follows it.
+//! **Difference from `cfq`.** fairq's own CFQ waits for a reader's next request with a timer, as
+//! Linux does on a disk. On such an SSD Linux does not wait, and some other decisions differ. The
+//! rules are those of `block/cfq-iosched.c` of 3.10; the text names the functions of that file.
 //!
 //! **Model.** A queue for each flow, all of one priority, in one group. Time in ticks of a
 //! millisecond.
 //! - *Trees.* A queue is in the tree of queues for which CFQ may wait (*sync*) while its idle
-//!   window is open, else in the other tree (*noidle*). The window is closed while most of its last
-//!   requests were below 32 KiB when they came, unless it has been *deep*: had four staged at once
-//!   (`cfq_update_idle_window`). Within a tree queues are served in the order in which they entered
-//!   it, and a tree is served for its queues' part of 300 ms (`choose_wl_class_and_type`).
-//! - *Waiting.* No timer is ever armed (`cfq_arm_slice_timer` returns at once). A queue that runs
-//!   empty keeps the drive only while requests of its own are on it and it is alone in its tree
-//!   (`cfq_should_idle`); else the next queue is served. Writes past the page cache are synchronous
-//!   there (`WRITE_ODIRECT`), so the rule covers reads and writes alike.
+//!   window is open, else in the other tree (*noidle*). The window is closed while most of the
+//!   queue's last requests were below 32 KiB when they arrived, unless the queue has been *deep*,
+//!   that is, had four requests staged at once (`cfq_update_idle_window`). CFQ serves the queues of
+//!   a tree in the order in which they entered it, and serves a tree for a part of 300 ms that
+//!   depends on the number of its queues (`choose_wl_class_and_type`).
+//! - *Waiting.* No timer is ever armed (`cfq_arm_slice_timer` returns at once). A queue without
+//!   staged requests keeps the drive only while requests of its own are on the drive and it is
+//!   alone in its tree (`cfq_should_idle`); otherwise CFQ serves the next queue. In 3.10 direct
+//!   writes are synchronous (`WRITE_ODIRECT`), so the rule applies to reads and writes alike.
 //! - *Asynchronous writes* come from the page cache; an option makes all writes asynchronous. The
 //!   writes of all flows are in one queue, which has a tree of its own (`cfq_async_queue_prio`).
-//!   They wait while a synchronous request is on the drive. Otherwise one may be there for each
-//!   tenth of a second since a synchronous request last took 125 ms, at least one
-//!   (`cfq_may_dispatch`). Beside other queues a turn is sixteen writes (`cfq_prio_to_maxrq`), and
-//!   a synchronous request ends it (`cfq_should_preempt`).
+//!   They wait while a synchronous request is on the drive. Otherwise one asynchronous write may be
+//!   on the drive for each tenth of a second that has passed since a synchronous request last took
+//!   125 ms, and at least one (`cfq_may_dispatch`). Beside other queues a turn is sixteen writes
+//!   (`cfq_prio_to_maxrq`), and a synchronous request ends it (`cfq_should_preempt`).
 //! - *Slices* of 100 ms begin when a queue's first request completes (`cfq_set_prio_slice`).
 //! - *Depth.* A queue has four requests on the drive before its slice begins and near its end, and
 //!   eight in between; a queue that is alone, or the only synchronous one, has as many as fit
 //!   (`cfq_may_dispatch`).
-//! - *Limits of NASS.* Where these hold the active queue back, the next queue that may send is
-//!   served, without `cfq_may_dispatch`; asynchronous writes too, beside reads. The paper does not
-//!   describe how the two combine, and otherwise no limit on reads could help such writes.
+//! - *Limits of NASS.* If these hold the active queue back, CFQ serves the next queue that may
+//!   send, without the test of `cfq_may_dispatch`; so asynchronous writes may be served beside
+//!   reads. The paper does not describe how NASS and CFQ combine, and with the test no limit on
+//!   reads could help such writes.
 //!
-//! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree and CFQ waits
-//! for none.
+//! Without waiting (`slice_idle` = 0, the paper's CFQ-NA) all queues are in one tree, and CFQ waits
+//! for no queue.
 //!
 //! **Left out**: groups, priorities, cooperating queues, the order of sectors within a queue, the
-//! longer slice of a lone queue (`cfq_should_wait_busy`), and the earlier place of the first queue
-//! of an idle drive. A lone queue keeps the drive for its own requests there, not for the requests
-//! of a queue that has just left (`check_group_idle`).
+//! longer slice of a lone queue (`cfq_should_wait_busy`), and the earlier place in the tree of the
+//! first queue on an idle drive, and the wait of a lone queue for another one (`check_group_idle`).
 
 use std::collections::VecDeque;
 
 use fairq_core::serial::{Arrival, Job, Lane, Lanes, Selection, SerialConfig, SerialPolicy};
 use fairq_core::{Op, Outcome, Weight};
 
-/// In ms: the slice of a queue, the slice of asynchronous writes, and the time in which all queues
-/// of a group have a turn.
+/// Times in ms: the slice of a queue, the slice of asynchronous writes, and the time in which each
+/// queue of a group has a turn.
 const SLICE_MS: i64 = 100;
 const ASYNC_SLICE_MS: i64 = 40;
 const TARGET_MS: i64 = 300;
@@ -117,7 +117,7 @@ struct Queue {
     on_drive: u32,
     /// Requests dispatched in this turn.
     sent: u32,
-    /// Whether the queue is in a tree; the tree and its place there.
+    /// Whether the queue is in a tree; then that tree, and the queue's place in it.
     is_busy: bool,
     tree: Tree,
     place: (i64, u64),
@@ -184,8 +184,8 @@ pub(crate) struct LinuxCfq {
 }
 
 impl LinuxCfq {
-    /// `waits`: whether CFQ waits (`slice_idle`); the most requests of a queue beside others;
-    /// whether writes are asynchronous.
+    /// `waits`: whether CFQ waits (`slice_idle`). Further arguments are the most requests that a
+    /// queue beside others may have on the drive, and whether writes are asynchronous.
     pub(crate) fn new(
         bounds: &SerialConfig,
         waits: bool,
@@ -418,7 +418,8 @@ impl LinuxCfq {
                     .slice
                     .is_none_or(|Slice { start_ms, end_ms }| end_ms - now_ms > now_ms - start_ms);
                 if queue.is_seeky() && queue.idle_window && is_early {
-                    // The drive is faster than the queue can be filled.
+                    // The drive completes requests faster than the queue gets new ones, so the
+                    // queue is not deep.
                     (self.queues[at].is_deep, self.queues[at].idle_window) = (false, false);
                 }
                 if self.queues[at].on_drive > 0 && (is_alone || self.is_waited_for(at)) {
@@ -467,7 +468,7 @@ impl SerialPolicy for LinuxCfq {
             && self.preempts(at, active, now_ms)
         {
             if self.queues[active].tree_of_its_kind() != self.queues[at].tree_of_its_kind() {
-                // Otherwise the service of the preempted queue's tree would continue
+                // Without this the service of the preempted queue's tree would continue
                 // (`cfq_preempt_queue`).
                 self.tree_ends_ms = now_ms - 1;
             }
@@ -511,8 +512,9 @@ impl SerialPolicy for LinuxCfq {
             .filter_map(|(other, queue)| Some((queue.place, other, self.admitted(other, lanes)?)));
         let Some((_, other, staged)) = others.min() else { return Selection::Nothing };
         let selection = self.serve(other, staged, now_ms);
-        // The queue has no turn whose end removes it from its tree, so an empty queue leaves here.
-        // Otherwise it would get a turn with nothing to send, and the drive could stand still.
+        // A queue normally leaves its tree at the end of its turn. This queue has no turn, so it
+        // leaves its tree here if it is empty. Otherwise it would later get a turn with nothing to
+        // send, and the drive could stand still.
         self.queues[other].is_busy &= !self.queues[other].staged.is_empty();
         selection
     }
@@ -588,7 +590,7 @@ mod tests {
             }
         }
 
-        /// Dispatches all requests that may go; their flows.
+        /// Dispatches all requests that may be dispatched; returns their flows.
         fn goes(&mut self) -> Vec<usize> {
             let mut flows = Vec::new();
             while let Selection::Serve(_, flow) = self.policy.select(self.now_ns, Lanes::All) {
@@ -617,7 +619,7 @@ mod tests {
         two.sends(1, 1, 4096, Op::Read);
         assert_eq!(two.goes(), [1], "it goes while the other is held back");
         two.comes_back(0, MS);
-        // The other queue's slice is over when this one may send again.
+        // The other queue's slice ends at the moment when this queue may send again.
         two.comes_back(1, 200 * MS);
         two.policy.set_lane(0, Lane::Common);
         assert_eq!(two.goes(), [0]);
@@ -633,8 +635,8 @@ mod tests {
         assert_eq!(two.goes(), [1; 8], "at once, though a reader has just been answered");
     }
 
-    /// The shallow queue is in the tree of seeking queues, the deep one in the other tree: each is
-    /// alone.
+    /// The shallow queue is in the tree of seeking queues and the deep queue in the other tree, so
+    /// each is alone in its tree.
     #[test]
     fn a_queue_alone_in_its_tree_keeps_the_drive_while_its_own_are_on_it() {
         for (waits, op) in [(true, Op::Read), (true, Op::Write), (false, Op::Read)] {
@@ -694,7 +696,8 @@ mod tests {
         assert_eq!(two.goes(), [0; 4], "nothing has come back");
         two.comes_back(0, MS);
         assert_eq!(two.goes(), [0; 5], "three are out, and eight may be");
-        // 8 ms for each request on the drive are more than the rest of the 100 ms.
+        // At 8 ms for each request, the requests on the drive take longer than the rest of the
+        // slice of 100 ms.
         two.comes_back(0, 75 * MS);
         assert_eq!(two.goes(), []);
         for _ in 0..4 {

@@ -70,9 +70,9 @@ impl<P: Platform> Subject<P> for MqfqParts {
         Ok(StrictMqfq::new(*self, &scenario.topology(), flows, tags))
     }
 
-    /// The promise of MQFQ, with exceptions: without virtual time only slots decide; a port that
-    /// polls leaves slots free until its next poll; and a port that searches only its own path may
-    /// wait while tokens are elsewhere.
+    /// The promise of MQFQ, with three exceptions: without virtual time only slots limit
+    /// dispatches; a port that polls leaves slots free until its next poll; and a port that
+    /// searches only its own path may wait while other nodes have tokens.
     fn promise(&self) -> Promise {
         let MqfqParts { slots, threshold, virtual_time, slot_kind, unthrottle, .. } = *self;
         let promise = match virtual_time {

@@ -62,12 +62,12 @@ pub struct SerialSubject {
 /// The most bytes that Linux merges into one command on most drives (max_sectors_kb).
 const LINUX_MERGES: u32 = 512 << 10;
 
-/// More bytes than any scheduler serves one flow in a turn: a slice of 100 ms on the fastest
-/// device.
+/// A number of bytes above the service of a flow in one turn of any scheduler, which is at most
+/// that of a slice of 100 ms on the fastest device.
 const TURN: u64 = 1 << 30;
 
 impl SerialSubject {
-    /// A scheduler with anticipation, if it has any, and without limits or merging.
+    /// A scheduler without limits or merging; with anticipation, if the scheduler has it.
     pub fn new(scheduler: Scheduler, slots: u32) -> SerialSubject {
         SerialSubject {
             scheduler,
@@ -82,26 +82,26 @@ impl SerialSubject {
         }
     }
 
-    /// The same, with adjacent requests merged as in Linux.
+    /// The same scheduler, with adjacent requests merged as in Linux.
     #[must_use]
     pub fn merging(self) -> SerialSubject {
         SerialSubject { merge_bytes: LINUX_MERGES, ..self }
     }
 
-    /// The same without anticipation.
+    /// The same scheduler without anticipation.
     #[must_use]
     pub fn without_waiting(self) -> SerialSubject {
         SerialSubject { waits: false, ..self }
     }
 
-    /// The same within NASS limits. With `idleness` NASS reserves room for flows, and the scheduler
-    /// does not wait for them.
+    /// The same scheduler within NASS limits. If NASS has `idleness`, it reserves slots for flows
+    /// that are about to send, so the scheduler does not wait for them.
     #[must_use]
     pub fn limited(self, nass: NassConfig) -> SerialSubject {
         SerialSubject { waits: self.waits && !nass.idleness, nass: Some(nass), ..self }
     }
 
-    /// The same within limits to the letter of NASS's paper.
+    /// The same scheduler within the limits of NASS to the letter of its paper.
     #[must_use]
     pub fn limited_strictly(self, nass: NassConfig) -> SerialSubject {
         SerialSubject { strict_nass: true, ..self.limited(nass) }
@@ -179,9 +179,9 @@ impl<P: Platform> Subject<P> for SerialSubject {
         Serial::with_policy(scheduler, &bounds)
     }
 
-    /// These schedulers keep the device for one flow, wait, or keep places free; the lab measures
-    /// their fairness. Both kinds of NASS never have more requests on the device than its queue
-    /// takes.
+    /// These schedulers serve one flow at a time, wait, or keep slots free, so they promise no
+    /// shares; the lab measures their fairness. With either kind of NASS at most as many requests
+    /// are on the device as its queue takes.
     fn promise(&self) -> Promise {
         let queue = self.nass.map_or(self.slots, |nass| nass.queue_length);
         Promise {
@@ -193,10 +193,10 @@ impl<P: Platform> Subject<P> for SerialSubject {
     }
 }
 
-/// A scheduler whose steps take time. The traced platform does not see plain work behind a lock, so
-/// this type counts it in steps: calls of the scheduler or of the NASS around it. Each step takes
-/// as long as a verb without its shared words, for every scheduler; where a scheduler's hooks were
-/// measured, the hooks of a request take the measured time.
+/// A scheduler whose steps take time. The traced platform does not measure work on plain memory
+/// behind a lock, so this type counts the work in steps, each of which is a call of the scheduler
+/// or of the NASS around it. For every scheduler a step takes as long as a verb without its shared
+/// words; if a scheduler's hooks were measured, the hooks of a request take the measured time.
 struct Stepwise {
     scheduler: Box<dyn SerialPolicy>,
     step_ps: u64,

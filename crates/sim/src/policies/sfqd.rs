@@ -20,8 +20,8 @@ impl<P: Platform> Subject<P> for SfqdSubject {
         Sfqd::new(&scenario.serial(self.slots))
     }
 
-    /// The theorems are not promised: one port's `next` dispatches requests that another port
-    /// issues a wake-up later, so the moment of dispatch is not visible.
+    /// The policy does not promise the theorems: one port's `next` dispatches requests that another
+    /// port issues only after a wake-up, so the checks do not know the moment of dispatch.
     fn promise(&self) -> Promise {
         Promise { slots: Some(self.slots), steady_time: true, shares: true, ..Promise::NONE }
     }

@@ -1,35 +1,36 @@
 //! NASS to the letter of its paper's Algorithm 1, for the laboratory alone: the authors' claims are
 //! about this algorithm.
 //!
-//! **Why beside `nass`.** fairq's own NASS bounds limits by the value that makes a flow average,
-//! lets limits recover, resets them from time to time, counts weights, and limits only the other
-//! flows while one is expected (decision 14). Algorithm 1 does none of this. Section and line
-//! numbers are the paper's (Sections III.B and III.C).
+//! **Differences from `nass`.** fairq's own NASS does not lower a limit below the value at which
+//! the flow occupies an average number of channels; it lets limits recover, resets them from time
+//! to time, takes weights into account, and, while it waits for a flow, limits only the other flows
+//! (decision 14). Algorithm 1 does none of this. Section and line numbers are the paper's (Sections
+//! III.B and III.C).
 //!
-//! **Model.** Each workload has a limit on its requests on the drive, MDN, and there is a limit for
-//! all together.
-//! - *Lines 1 to 6.* A workload is new if nothing of it is staged, on the drive, or among the last
-//!   α arrivals. When it arrives, all limits become `NCQdef / W(n)`, rounded down; `W(n)` is the
-//!   number of workloads that are not new, with this one.
-//! - *Lines 7 to 13.* While a workload is sequential each arrival of it lowers its limit by one if
-//!   its aggressiveness did not fall when it last changed, and raises it by one if it did.
-//! - *Lines 16 to 22.* When a request enters the drive and none of its workload is staged, the
-//!   limit of all together becomes β if the workload is among the last α arrivals, else NCQdef. It
-//!   stays so until the next request enters that leaves none staged.
+//! **Model.** Each workload has a limit on its requests on the drive (MDN), and all workloads
+//! together have one, too.
+//! - *Lines 1 to 6.* A workload is new if no request of it is staged, on the drive, or among the
+//!   last α arrivals. When it arrives, all limits become `NCQdef / W(n)`, rounded down; `W(n)` is
+//!   the number of workloads that are not new, including this one.
+//! - *Lines 7 to 13.* While a workload is sequential, each of its arrivals raises its limit by one
+//!   if the last change of its aggressiveness was a fall, and otherwise lowers the limit by one.
+//! - *Lines 16 to 22.* When a request enters the drive and its workload has no other request
+//!   staged, the limit of all workloads together becomes β if the workload is among the last α
+//!   arrivals, else NCQdef. The limit stays until the next such request enters the drive.
 //! - *Lines 23 to 29.* When a request enters or is completed, its workload's limit is halved,
-//!   rounded down, if all together need more than η channels, more than one workload is on the
-//!   drive, and the workload needs more than the average.
+//!   rounded down, if all workloads together need more than η channels, more than one workload has
+//!   requests on the drive, and this workload needs more channels than the average.
 //!
-//! **Choices where the paper is silent**: the average is that of all workloads (Table III),
-//! including workloads with nothing on the drive. Sequentiality decays each millisecond, as in
-//! fairq's own NASS (Eq. 6 has no unit). A limit is at least 1: nothing would raise it from 0 for a
-//! workload that does not merge, which would never be served again. A limit has no upper bound.
-//! Weights do not count.
+//! **Choices for points that the paper leaves open**: the average is that of all workloads (Table
+//! III), including workloads without requests on the drive. Sequentiality decays each millisecond,
+//! as in fairq's own NASS (Eq. 6 has no unit). A limit is at least 1: no rule would raise a limit
+//! of 0 of a workload without merging, which would never be served again. A limit has no upper
+//! bound. Weights have no effect.
 //!
 //! **Example.** Two workloads: limits of 16. The first has sixteen requests of 4 KiB on the drive,
-//! 16 channels, the second sends one of 128 KiB, 17 channels: with it 33 are needed, more than 10,
-//! and 17 is above the average of 16.5. The second's limit becomes 8, with its next request 4, then
-//! 2.
+//! which need 16 channels; the second sends one of 128 KiB, which needs 17. Together they need 33
+//! channels, more than 10, and 17 is above the average of 16.5. So the second's limit becomes 8,
+//! and with its next requests 4 and 2.
 
 use std::collections::VecDeque;
 
@@ -53,7 +54,7 @@ struct Workload {
     limit: u32,
     staged: u32,
     on_drive: u32,
-    /// Number of the last α arrivals that are its own.
+    /// The number of its own arrivals among the last α.
     remembered: usize,
     /// Aggre, and its value before the last change: Haggre.
     channels: u64,
@@ -205,7 +206,7 @@ impl StrictNass {
 }
 
 impl SerialPolicy for StrictNass {
-    /// Nothing of the slot's last workload stays except its lane, which the scheduler inside keeps.
+    /// Resets the slot's state except the lane, which the scheduler inside still has.
     fn add_flow(&mut self, flow: usize, weight: Weight) {
         self.inner.add_flow(flow, weight);
         let lane = self.workloads[flow].lane;
@@ -382,8 +383,8 @@ mod tests {
         bench.send();
         bench.stage(0, 40, 128 << 10);
         assert_eq!(bench.limits()[..2], [16, 16]);
-        // One request is 17 channels beside 4: the limit of 16 becomes 8, with the second request
-        // 4, and with the third 2.
+        // One request needs 17 channels, beside one that needs 4: the limit of 16 becomes 8, with
+        // the second request 4, and with the third 2.
         assert_eq!((bench.send()[0], bench.limits()[0]), (3, 2));
         bench.comes_back(0, 1);
         assert_eq!((bench.send()[0], bench.limits()[0]), (2, 1), "the answer halved it once more");

@@ -57,7 +57,7 @@ fn seconds(text: &str) -> Result<u128, String> {
     if !is_number(whole) || whole.len() > 18 || (text.contains('.') && !is_number(part)) {
         return Err(format!("time `{}` is not a number of seconds", shortened(text)));
     }
-    // Only ASCII digits are left, so the cut below is at a character.
+    // `part` has only ASCII digits here, so the cut below is at a character boundary.
     let digits = format!("{part:0<9}");
     let nanoseconds: u128 =
         digits[..9].parse().map_err(|_| format!("time `{}`", shortened(text)))?;
@@ -160,7 +160,8 @@ fn fairq(line: &str) -> Result<Option<Raw<'_>>, String> {
 }
 
 /// `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`: device, CPU, number, time, process,
-/// action, kind, place. The lines of its summary at the end do not begin with a device.
+/// action, kind, place. The lines of `blkparse`'s summary at the end do not begin with a device and
+/// are skipped.
 fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
     let mut words = line.split_ascii_whitespace();
     let mut word = || words.next();
@@ -170,8 +171,8 @@ fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
     else {
         return Err(format!("fewer than 7 fields: `{}`", shortened(line)));
     };
-    // A kind is a row of letters: D discards, R reads, W writes; further letters (S, M, A) do not
-    // matter.
+    // A kind is a string of letters: D discards, R reads, W writes; further letters (S, M, A) do
+    // not matter.
     let op = match (kind.contains('D'), kind.contains('R'), kind.contains('W')) {
         (false, true, _) => Op::Read,
         (false, _, true) => Op::Write,
@@ -181,7 +182,7 @@ fn blkparse(line: &str) -> Result<Option<Raw<'_>>, String> {
         return Ok(None);
     }
     let (Some(sector), Some("+"), Some(count)) = (word(), word(), word()) else {
-        // A flush is queued as a write of nothing.
+        // A flush is queued as a write without sectors.
         return Ok(None);
     };
     let at_ns = seconds(time)?;

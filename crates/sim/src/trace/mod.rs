@@ -8,14 +8,14 @@
 //! | `alibaba` | `volume,R or W,offset,bytes,timestamp in us` (Alibaba) |
 //! | `mqsim` | `time in ns,device,sector,sectors,1 read or 0 write`, between spaces |
 //! | `blkparse` | a line of `blkparse`'s usual text; queued requests (Q) count, discards and flushes are left out |
-//! | `fairq` | `time in ns,shard,event,tenant,tag,read or write,offset,bytes,…`: what `fairq ctl trace --format csv` writes; arrivals count |
+//! | `fairq` | `time in ns,shard,event,tenant,tag,read or write,offset,bytes,…`: the output of `fairq ctl trace --format csv`; only arrivals count |
 //! | `vscsi` | a binary record of 32 bytes (version 1) or 40 (version 2): reads and writes by SCSI's opcodes |
 //!
 //! **Edges.** A trace is untrusted. Each field is read once, here, and an impossible value is an
 //! error with its line or record: lengths of 0 or above [`LARGEST`], ends beyond 2^63, more than
 //! [`MOST`] requests, lines longer than [`LONGEST_LINE`]. Times count from the first request; a
-//! time that goes back (some traces are sorted by completion) counts as the latest one before it.
-//! The replay takes addresses modulo the device's size, in whole sectors.
+//! time before that of the previous request (some traces are sorted by completion) counts as the
+//! latest time so far. The replay takes addresses modulo the device's size, in whole sectors.
 
 use std::io::{BufRead, Read};
 use std::sync::Arc;
@@ -173,14 +173,15 @@ fn lines(
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        // One byte more than allowed distinguishes a line that is too long from one that fits.
+        // Reading one byte more than allowed distinguishes a line that is too long from one that
+        // fits.
         let read = from.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line)?;
         if read == 0 {
             return Ok(());
         }
         let bad = |what: String| TraceError::Bad { unit: "line", number, what };
         if read as u64 > LONGEST_LINE {
-            return Err(bad(format!("longer than {LONGEST_LINE} bytes: this is no trace as text")));
+            return Err(bad(format!("longer than {LONGEST_LINE} bytes: this is not a text trace")));
         }
         let text = std::str::from_utf8(&line)
             .map_err(|_| bad("not text: unpack the file first".into()))?
@@ -216,7 +217,8 @@ impl Reader {
         if self.asked.len() == MOST {
             return Err(format!("more than {MOST} requests: cut the trace"));
         }
-        // In 128 bits: microseconds of 64 bits do not fit into nanoseconds of 64.
+        // Computed in 128 bits, because a time of 64 bits in microseconds may not fit into 64 bits
+        // in nanoseconds.
         let first_ns = *self.first_ns.get_or_insert(at_ns);
         let latest_ns = self.asked.last().map_or(0, |asked| asked.at_ns);
         let at_ns =

@@ -54,7 +54,8 @@ pub(super) fn read(mut from: impl BufRead, reader: &mut Reader) -> Result<(), Tr
     let mut record = [0; 40];
     let mut version = None;
     for number in 1.. {
-        // The length that both versions share, until the first record reveals its version.
+        // Until the first record shows its version, the length of version 1 is read, which is the
+        // shorter one.
         let known = version.unwrap_or(Version::One).size();
         if !fill(&mut from, &mut record[..known], number)? {
             return Ok(());

@@ -14,21 +14,21 @@ use crate::traced;
 pub(super) struct Clock {
     /// The time of the core that works, in picoseconds; at first the time of the event.
     pub(super) now_ps: u64,
-    /// Whether another hardware thread of its core works too.
+    /// Whether another hardware thread of the same core works, too.
     pub(super) is_shared: bool,
-    /// Whether it has to come back to the policy.
+    /// Whether the core has to call the policy again.
     pub(super) goes_on: bool,
-    /// Time of the policy's verbs, and its part in waits for locks.
+    /// Time of the policy's verbs, and the part of it in waits for locks.
     pub(super) verbs_ps: u64,
     pub(super) locks_ps: u64,
     /// The lock that the last verb held, if any.
     pub(super) held: Option<usize>,
-    /// Where cores race: the port whose last verb still has a lock.
+    /// Where cores race: the port whose last verb still holds a lock.
     pub(super) gives: Option<usize>,
-    /// Number of commands that are issued and not posted, or completed by the device and not in the
-    /// policy.
+    /// Number of commands that are issued and not yet in a queue, or completed by the device and
+    /// not yet by the policy.
     pub(super) in_hand: usize,
-    /// Number of cores that will come back to the policy.
+    /// Number of cores that will call the policy again.
     pub(super) going_on: usize,
     /// The host's times; all 0 without a host.
     pub(super) times: Times,
@@ -46,7 +46,7 @@ const LOOK_PS: u64 = 64_000;
 impl<P: Limits> World<'_, P> {
     // Work.
 
-    /// Gives a core a task, which it does at once or when it is free.
+    /// Gives a core a task, which the core begins at once, or when it is free.
     #[inline]
     pub(super) fn arrive(&mut self, port: usize, task: Task) {
         if self.scenario.host.is_none() {
@@ -75,7 +75,8 @@ impl<P: Limits> World<'_, P> {
     #[inline]
     pub(super) fn start(&mut self, port: usize, task: Task) {
         let alone_ps = self.cores[port].cpu.start(task, self.now_ns, &self.clock.times);
-        // The sibling's state is read when the task begins; later changes of it do not count.
+        // The sibling's state is read when the task begins; a later change of that state has no
+        // effect on this task.
         let takes_ps =
             if self.is_shared(port) { self.clock.times.shared_ps(alone_ps) } else { alone_ps };
         self.agenda.add(self.now_ns + takes_ps.div_ceil(1000), Event::Run(port as u8));
@@ -87,7 +88,7 @@ impl<P: Limits> World<'_, P> {
         self.clock.siblings[port].iter().any(|&other| self.cores[other].cpu.is_busy())
     }
 
-    /// A core has come to the policy's verbs.
+    /// Calls the policy's verbs after the work that precedes them.
     pub(super) fn work(&mut self, port: usize) {
         let Some(task) = self.cores[port].cpu.task() else { return };
         self.clock.now_ps = self.now_ns * 1000;
@@ -101,10 +102,11 @@ impl<P: Limits> World<'_, P> {
         }
     }
 
-    /// A core has called all verbs of its task.
+    /// Schedules the end of a task whose verbs have all been called.
     pub(super) fn performed(&mut self, port: usize) {
         let until_ns = self.effect_ns();
-        // The core stays busy until it has come back: tasks that arrive meanwhile are queued.
+        // The core stays busy until it has called the policy again; tasks that arrive meanwhile are
+        // queued.
         if std::mem::take(&mut self.clock.goes_on) {
             self.clock.going_on += 1;
             self.cores[port].cpu.goes_on();
@@ -117,8 +119,8 @@ impl<P: Limits> World<'_, P> {
         self.meter.verbs(self.now_ns, port, verbs_ps, locks_ps);
     }
 
-    /// Runs the next racing core in its verb, if it is earlier than all events; false if there is
-    /// none.
+    /// Runs the racing core with the earliest time, if that is before all events; returns false if
+    /// there is none.
     pub(super) fn race(&mut self, before_ns: Option<u64>, end_ns: u64) -> bool {
         let before_ps = before_ns.map_or(u64::MAX, |before_ns| before_ns.saturating_mul(1000));
         while let Some(races) = &mut self.clock.races
@@ -169,7 +171,7 @@ impl<P: Limits> World<'_, P> {
         }
     }
 
-    /// A core has done its work.
+    /// Ends a core's task, and begins the next one.
     pub(super) fn free(&mut self, port: usize) {
         let cpu = &mut self.cores[port].cpu;
         let since_ns = cpu.since_ns();
@@ -180,7 +182,8 @@ impl<P: Limits> World<'_, P> {
         }
     }
 
-    /// Adds time to the core that works, more if a sibling works; `alone_ps` is 0 without a host.
+    /// Adds time to the working core, and more if its sibling works; `alone_ps` is 0 without a
+    /// host.
     #[inline]
     pub(super) fn spend(&mut self, alone_ps: u64) {
         self.clock.now_ps +=

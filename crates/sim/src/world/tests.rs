@@ -5,8 +5,8 @@ use fairq_device::Profile;
 use crate::policies::AnySubject;
 use crate::scenario::{Job, MS, Scenario, Tenant};
 
-/// A device without weights serves queues alike: a tenant with a queue of its own gets twice as
-/// much as each of two tenants that share one.
+/// A device without weights serves its queues in turn, so a tenant with a queue of its own gets
+/// twice the service of each of two tenants that share a queue.
 #[test]
 fn threads_that_move_get_on_average_what_cores_give() {
     let profile = Profile::named("z-ssd").expect("it is built in");

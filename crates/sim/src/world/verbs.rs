@@ -6,7 +6,8 @@
 //!   a wake-up, a timer ───────┘
 //! ```
 //!
-//! Where cores race, this module only begins a verb, and goes on when the verb has returned.
+//! Where cores race, this module only begins a verb, and continues in [`World::answered`] when the
+//! verb has returned.
 
 use fairq_core::{Limits, Next, Outcome, Port, PortSet, Request, SubmitError, Submitted, Tag};
 
@@ -58,7 +59,8 @@ impl<P: Limits> World<'_, P> {
         submitted: Result<Submitted, SubmitError>,
         wake: PortSet,
     ) {
-        // This fact comes before the result of the verb is applied, because `Issued` follows it.
+        // The checks get this fact before the result of the verb is applied, because `Issued` has
+        // to follow it.
         self.tell(Fact::Submitted(live));
         match submitted {
             Ok(Submitted::Issue { class }) => self.issue(port, live.tag, class),
@@ -68,7 +70,7 @@ impl<P: Limits> World<'_, P> {
                     kept.staged = true;
                 }
             }
-            Err(_) => self.broken("a request that it owes is refused"),
+            Err(_) => self.broken("the policy refuses a request that it must accept"),
         }
         self.wake(Some(port), wake);
     }
@@ -148,7 +150,7 @@ impl<P: Limits> World<'_, P> {
                 return Some(self_wakes);
             }
             Next::WaitUntil(at_ns) => {
-                // A past time would bring the port back within this moment, for ever.
+                // A time in the past would call the port again at this same time, for ever.
                 let at_ns = at_ns.max(self.now_ns + 1);
                 self.cores[index].timer_ns = Some(at_ns);
                 self.agenda.add(at_ns, Event::Timer(index as u8));
@@ -167,7 +169,7 @@ impl<P: Limits> World<'_, P> {
 
     // Races.
 
-    /// If cores race, begins a verb on this core; returns whether they race.
+    /// If cores race, begins a verb on this core; returns whether cores race.
     #[inline]
     fn begins(&mut self, port: usize, stage: impl FnOnce() -> Stage) -> bool {
         let clock = &mut self.clock;
@@ -178,7 +180,7 @@ impl<P: Limits> World<'_, P> {
         true
     }
 
-    /// A verb of a racing core has returned.
+    /// Applies the result of a racing core's verb that has returned.
     pub(super) fn answered(&mut self, answered: &Answered) {
         let &Answered { port, at_ps, answer, wake, verb_ps, locks_ps, failed, gives } = answered;
         let Some(stage) = self.cores[port].stage.take() else { return };

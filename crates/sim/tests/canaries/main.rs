@@ -1,5 +1,5 @@
-//! Policies that are broken on purpose: each check must catch the policy that breaks its law, and
-//! pass sound policies.
+//! Policies that are broken on purpose: each check must detect the policy that breaks its law, and
+//! accept sound policies.
 
 mod shim;
 mod unfair;
@@ -109,7 +109,7 @@ fn conservation_catches_a_port_that_denies_what_it_has() {
     caught(&Shim(PAPER, Fault::SaysIdle), "conservation");
 }
 
-/// With a β of 0, lines 16 to 22 of Algorithm 1 let no request go.
+/// With a β of 0, lines 16 to 22 of Algorithm 1 let no request be dispatched.
 #[test]
 fn conservation_catches_a_total_limit_of_none() {
     caught(&letters_of_nass(0), "conservation");
@@ -143,7 +143,7 @@ fn slots_catches_a_slot_too_many() {
 
 #[test]
 fn slots_catches_nass_with_more_than_the_queue_takes() {
-    // Without halving and without a reserve each of the three tenants has its 11 requests there.
+    // Without halving and without a reserve each of the three tenants has 11 requests on the drive.
     let nass = NassConfig::default().with(|config| {
         config.queue_length = 33;
         (config.aggressiveness, config.idleness) = (false, false);
@@ -176,7 +176,7 @@ fn share_catches_first_come_first_served() {
 
 #[test]
 fn starvation_catches_strict_priority() {
-    // `share` is off, because it would catch this policy earlier.
+    // The promise omits `shares`, because that check would report this policy first.
     let promise = Promise { shares: false, ..Unfair(ByWeight::default).promise() };
     caught(&Promising(Unfair(ByWeight::default), promise), "starvation");
 }

@@ -33,7 +33,7 @@ impl<P: Platform> Subject<P> for Costed {
     }
 }
 
-/// A device of 4,000 requests a second that works on `inside` of them at a time.
+/// A device of 4,000 requests a second that executes `inside` requests at a time.
 fn four_thousand(inside: u32) -> Profile {
     let fixed = format!("read-fixed-us = {} #", (inside - 1) * 250);
     changed(
@@ -133,7 +133,8 @@ fn a_link_is_shared_by_bytes() {
     }
 }
 
-/// Requests of the same kind and size cost the same at any time, so weights hold as by bytes.
+/// Requests of the same kind and size have the same cost at any time, so shares follow the weights
+/// as with costs in bytes.
 #[test]
 fn shares_of_the_same_requests_stay_as_they_are() {
     let mut tenants = [reader("gold", 4096, 64, 0), reader("silver", 4096, 64, 1)];
@@ -160,8 +161,8 @@ fn a_reader_has_half_of_a_device_that_has_been_written_over() {
     assert!(parts[0] < 0.15, "by bytes {parts:?}");
 }
 
-/// Each of two tenants' throughput as a fraction of its throughput alone, by bytes and by the
-/// device's time: the table of decision 41.
+/// Prints the table of decision 41: each tenant's throughput as a fraction of its throughput alone,
+/// with costs in bytes and with costs by the device's time.
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn by_the_devices_time_the_one_that_has_less_has_no_less_than_by_bytes() {
@@ -200,7 +201,7 @@ fn by_the_devices_time_the_one_that_has_less_has_no_less_than_by_bytes() {
         let [bytes, time] = [CostKind::Bytes, CostKind::Device].map(parts);
         let show = |[a, b]: [f64; 2]| format!("{a:.2} {b:.2}");
         println!("| {device} | {load} | {} | {} |", show(bytes), show(time));
-        // A reader beside a writer may have slightly less on a device that does more for both.
+        // A reader beside a writer may get slightly less if both together get more of the device.
         let least = |[a, b]: [f64; 2]| a.min(b);
         assert!(least(time) > least(bytes) - 0.1, "{device}, {load}: {time:?}, by bytes {bytes:?}");
         gained.push(least(time) / least(bytes));

@@ -1,10 +1,11 @@
-//! The search for D, in the lab: two tenants 300:100 with together twice the depth that fills the
-//! device get their weights at the device's full rate; and again after a change of the load.
+//! The search for D, in the lab: two tenants of weights 300 and 100, which together have twice the
+//! depth that fills the device, get shares by their weights at the device's full rate, also after a
+//! change of the load.
 //!
 //! The depth that fills a device is from the table of least depths that keep 97 % of its rate. The
-//! list does not contain 64 KiB on the Z-SSD, which two requests fill: a tenant of depth 2 that has
-//! both requests on the device has none to send when one of them completes, so the best fixed D
-//! also gives a ratio of 2.5 there.
+//! list omits 64 KiB on the Z-SSD, which two requests fill: a tenant of depth 2 with both requests
+//! on the device has none waiting when one of them completes, so even the best fixed D gives a
+//! ratio of only 2.5.
 
 use super::changed;
 use fairq_core::depth::DepthConfig;
@@ -85,7 +86,7 @@ pub(super) fn got(run: &Run) -> (f64, u64) {
     (gold.bytes as f64 / silver.bytes as f64, gold.bytes + silver.bytes)
 }
 
-/// The search has two seconds; the load before lasts as long.
+/// Checks the shares after two seconds of search; the load before it also lasts two seconds.
 fn check(device: &str, before: Option<Load>, load: Load) {
     let starts_ns = if before.is_some() { 2 * SECOND } else { 0 };
     let mut all = Vec::new();
@@ -126,7 +127,7 @@ fn weights_hold_when_the_load_has_changed() {
     check("980-pro", Some(Load(4096, 100, 96)), Load(65536, 100, 12));
 }
 
-/// The other rows of the table.
+/// The other rows of the table of least depths.
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn weights_hold_on_all_devices() {
@@ -140,7 +141,8 @@ fn weights_hold_on_all_devices() {
     check("z-ssd", Some(Load(4096, 100, 128)), Load(4096, 0, 12));
 }
 
-/// Like the paced device of the clients' tests: a link of 16 MB/s, 16 commands inside.
+/// A device like the paced one in the tests of clients: a link of 16 MB/s, and 16 commands at a
+/// time.
 fn link() -> Profile {
     let lines = [
         ("read-mb-s = 3200", "read-mb-s = 16"),
@@ -150,7 +152,7 @@ fn link() -> Profile {
     changed("z-ssd", &lines)
 }
 
-/// A device of 500 requests a second that works on `inside` of them at a time.
+/// A device of 500 requests a second that executes `inside` requests at a time.
 fn five_hundred(inside: u32) -> Profile {
     let fixed = format!("read-fixed-us = {} #", (inside - 1) * 2000);
     changed("z-ssd", &[("read-us", "read-us = 2000 #"), ("read-fixed-us", &fixed)])
@@ -166,8 +168,8 @@ fn beside(scenario: &Scenario, slots: u32) -> [Vec<u64>; 2] {
     [run(scenario, &Auto, vec![]).unwrap(), fixed.measure(scenario).unwrap()].map(requests)
 }
 
-/// Two connections have two requests of 32 MiB each under way, which are scheduled by pieces of 64
-/// KiB: a thousand pieces come at once, to a device that has served only small requests so far.
+/// Two connections have two requests of 32 MiB each outstanding, which are scheduled in pieces of
+/// 64 KiB: a thousand pieces arrive at once at a device that has served only small requests so far.
 #[test]
 fn large_requests_leave_short_queues_their_part() {
     for depth in [32, 16] {
@@ -185,8 +187,9 @@ fn large_requests_leave_short_queues_their_part() {
     }
 }
 
-/// The device is as busy as with the usual D of 64, and a short queue is served as much as there:
-/// on a disk some 1,900 requests in the time, so that chance moves their number by 2 %.
+/// Checks that the device reaches nearly its rate with the usual D of 64, and that a short queue
+/// gets nearly the same service as with that D; on a disk it has some 1,900 requests in the time,
+/// with random deviations of 2 %.
 fn is_no_worse_than_usual(name: &str, scenario: &Scenario) {
     let [auto, fixed] = beside(scenario, 64);
     let kept = auto.iter().sum::<u64>() as f64 / fixed.iter().sum::<u64>() as f64;
@@ -225,9 +228,9 @@ fn a_disk_is_no_worse_than_with_a_fixed_d() {
     }
 }
 
-/// With fewer requests outstanding than the device takes, tokens hold weights if `busy` is at most
-/// that number; and a tenant that does not use its tokens does not use its part of the device
-/// either.
+/// If fewer requests are outstanding than the device takes, tokens give shares by weight if `busy`
+/// is at most that number. A tenant that does not use its tokens also leaves its part of the device
+/// unused.
 #[test]
 fn what_keeps_a_device_busy_is_found_for_tokens() {
     let (device, load) = ("p4500", Load(65536, 100, 8));
@@ -255,9 +258,9 @@ fn what_keeps_a_device_busy_is_found_for_tokens() {
     }
 }
 
-/// With 16 small requests outstanding, all of which are on the device with a D of 16 or more, a
-/// larger D only adds large requests, which take the small ones' time: slightly more bytes, a sixth
-/// of the requests.
+/// There are 16 small requests, all of which are on the device if D is 16 or more. A larger D only
+/// adds large requests, which take the device's time from the small ones: slightly more bytes and
+/// only a sixth of the requests are served.
 #[test]
 fn small_requests_are_not_given_up_for_a_little_more_in_bytes() {
     let tenant = |number: usize| {
@@ -278,8 +281,8 @@ fn small_requests_are_not_given_up_for_a_little_more_in_bytes() {
     assert!(kept >= 0.95 && jain >= 0.98, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
 }
 
-/// Each of ten thousand tenants has one request outstanding, far more in total than the device
-/// needs.
+/// Each of ten thousand tenants has one request outstanding; together these are far more than the
+/// device needs.
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn ten_thousand_tenants_have_the_device_in_equal_parts() {
@@ -296,6 +299,6 @@ fn ten_thousand_tenants_have_the_device_in_equal_parts() {
     let each: Vec<f64> = found.tenants.iter().map(|got| got.requests as f64).collect();
     let jain = jain(&each);
     let slots = found.stats.slots;
-    // With some 37 requests for each tenant, T allows eleven more or less.
+    // Each tenant gets some 37 requests, and T allows a difference of eleven requests.
     assert!(kept >= 0.97 && jain >= 0.9, "{kept:.3} of none, Jain {jain:.3}, D={slots:?}");
 }

@@ -1,5 +1,5 @@
-//! Groups and reservations in the lab: shares hold on each level of a tree, and a tenant has its
-//! reservation in each second, whatever the weights of others.
+//! Groups and reservations in the lab: shares follow the weights on each level of a tree, and a
+//! tenant gets its reservation in each second, for any weights of others.
 
 use fairq_classic::AnyPolicy;
 use fairq_core::registry::Shape;
@@ -69,10 +69,10 @@ fn acme_has_three_quarters_and_a_leaves_what_it_has_to_b() {
     }
 }
 
-/// A reservation holds in each second at weight 1 beside two floods of weight 10,000 each. It is
-/// tested with a small value, and with one so large that D could not be found from the policy's own
-/// service alone. `d2fq` gives more than such a weight's share, and sends requests of the
-/// reservation to the urgent class.
+/// A tenant of weight 1 gets its reservation in each second beside two tenants of weight 10,000
+/// that send without pause. The test uses a small reservation, and one so large that the search for
+/// D also has to count the requests that bypass the policy. `d2fq` gives a tenant of such a weight
+/// more than its share, and sends the requests of a reservation to the urgent class.
 fn holds_a_reservation(on: &[(&str, &str, u64)]) {
     for &(device, name, iops) in on {
         let mut tenants =
@@ -80,7 +80,8 @@ fn holds_a_reservation(on: &[(&str, &str, u64)]) {
         tenants[0].share.reservation = Reservation::new(iops, 0).unwrap();
         let has = seconds(&run(name, &scenario(device, tenants, 3)))[0].clone();
         println!("{device}, {name}: {has:?}");
-        // Such a policy reserves room on the device as soon as it knows the device's rate.
+        // For this policy the reservation holds only as soon as the device's rate is known, so the
+        // first second does not count.
         let unknown = usize::from(name == "kyber-fair");
         for second in has.into_iter().skip(unknown) {
             let is_more = ["d2fq", "kyber-fair"].contains(&name);
@@ -110,7 +111,7 @@ fn a_reservation_holds_with_other_policies_and_devices() {
     ]);
 }
 
-/// The same without a reservation: the failure that the test above must detect.
+/// Without a reservation the test above must fail.
 #[test]
 fn without_a_reservation_it_does_not() {
     let tenants = vec![reads("least", 1, 16), reads("x", 10_000, 256), reads("y", 10_000, 256)];

@@ -1,5 +1,5 @@
-//! Latency targets in the lab: a tenant of depth 1 beside four of depth 256 has its target, and the
-//! device is as full as that allows.
+//! Latency targets in the lab: a tenant of depth 1 beside four of depth 256 meets its target, and
+//! the device is as busy as the target allows.
 
 use fairq_core::depth::DepthConfig;
 use fairq_core::managed::{Managed, Stages};
@@ -48,7 +48,8 @@ fn scenario(device: &str, target_us: Option<u64>, seed: u64) -> Scenario {
     scenario
 }
 
-/// The requests of the first tenant alone on a device, and of all together without a scheduler.
+/// The number of requests of the first tenant alone on a device, and of all tenants together
+/// without a scheduler.
 struct Base {
     seed: u64,
     alone: f64,
@@ -100,7 +101,7 @@ fn check(device: &str, wanted: &[(Held, u64, f64, f64)]) {
 #[test]
 #[ignore = "a step of tests/long: ignored"]
 fn a_target_is_met_on_a_device_of_one_link() {
-    // With a target a given D is an upper bound.
+    // If there is a target, a configured D is only an upper bound.
     check("z-ssd", &[(Held(Some(256)), 60, 0.3, 0.98)]);
 }
 

@@ -7,7 +7,7 @@ use super::super::groups::word;
 use super::{Family, Labels, MOST_TENANTS, Subject, Text};
 use crate::view::{Capped, Group, LatencyTarget, Place, Reserved};
 
-/// The part of each tenant that has one, with the tenant's labels.
+/// Returns `part` of each tenant that has it, with the tenant's labels.
 fn parts<'a, T>(
     tenants: &'a [(Labels<'a>, &'a Subject<'a>)],
     part: fn(&'a Subject<'a>) -> Option<&'a T>,
@@ -27,7 +27,7 @@ pub(super) fn tenants<'a>(text: &mut Text, tenants: &'a [(Labels<'a>, &'a Subjec
         ),
         (
             "fairq_tenant_capped_seconds_total",
-            "Time that operations waited for caps of the tenant, added up over operations.",
+            "Sum of the times that operations waited for caps of the tenant.",
             |of| Some(of.held_ns as f64 * 1e-9),
         ),
         (
@@ -52,7 +52,7 @@ pub(super) fn groups(text: &mut Text, groups: &[Group]) {
     let families: [Family<Group>; 2] = [
         (
             "fairq_group_weight",
-            "The weight of the group of tenants beside all tenants and groups that are in none.",
+            "The weight of the group relative to the tenants and groups that are in no group.",
             |of| Some(of.effective_weight),
         ),
         (
@@ -74,7 +74,7 @@ pub(super) fn groups(text: &mut Text, groups: &[Group]) {
         ),
         (
             "fairq_group_capped_seconds_total",
-            "Time that operations waited for caps of the group, added up over operations.",
+            "Sum of the times that operations waited for caps of the group.",
             |of| Some(of.held_ns as f64 * 1e-9),
         ),
         (
@@ -115,9 +115,9 @@ fn reservations(text: &mut Text, places: &[(Labels<'_>, &Place)]) {
         return;
     }
     let name = "fairq_tenant_reserved";
-    let help = "The amount that is reserved for the tenant in a second, by its key: operations or \
-                bytes; less than its reservation while all reservations are more than the device \
-                does.";
+    let help = "The reserved rate that the tenant is granted, by its key: operations or bytes a \
+                second. It is less than the configured one while all reservations together exceed \
+                the device's rate.";
     text.family(name, "gauge", help);
     for (labels, place) in &reserved {
         for (key, rate) in KEYS.iter().zip(granted(place)).filter(|(_, rate)| *rate > 0) {
@@ -132,15 +132,15 @@ fn reservations(text: &mut Text, places: &[(Labels<'_>, &Place)]) {
         ),
         (
             "fairq_tenant_ahead_requests_total",
-            "Operations of the tenant that went to the device before all others, since it had \
-             less than its reservation.",
+            "Operations of the tenant that were issued before those of all other tenants, because \
+             it had less than its reservation.",
             |of| Some(of.ahead as f64),
         ),
     ];
     text.families(&families, &reserved);
 }
 
-/// The reservations of each store's tenants beside its device.
+/// The reservations of each store's tenants as a part of its device's rate.
 pub(super) fn stores(text: &mut Text, stores: &[Reserved]) {
     let families: [Family<Reserved>; 2] = [
         (
@@ -150,8 +150,8 @@ pub(super) fn stores(text: &mut Text, stores: &[Reserved]) {
         ),
         (
             "fairq_reserved_granted_ratio",
-            "The part of each reservation that is granted: below 1 if all are more than the \
-             device does.",
+            "The part of each reservation that is granted: below 1 if all together exceed the \
+             device's rate.",
             |of| Some(of.granted),
         ),
     ];
@@ -164,7 +164,7 @@ fn targets(text: &mut Text, targets: &[(Labels<'_>, &LatencyTarget)]) {
     let families: [Family<LatencyTarget>; 5] = [
         (
             "fairq_tenant_latency_target_seconds",
-            "The tenant's latency target: the longest time that an operation is to take.",
+            "The tenant's latency target: the longest time that an operation should take.",
             |of| Some(of.target_ns as f64 * 1e-9),
         ),
         (
@@ -180,8 +180,8 @@ fn targets(text: &mut Text, targets: &[(Labels<'_>, &LatencyTarget)]) {
         ),
         (
             "fairq_tenant_latency_target_unreachable",
-            "1 if the target was missed in the last second and nothing more can be done for it; \
-             fairq ctl status says why.",
+            "1 if the target was missed in the last second and the policy cannot meet it; fairq \
+             ctl status shows the reason.",
             |of| {
                 let unreachable = [TargetState::Device, TargetState::Floor, TargetState::Spent];
                 let states = unreachable.map(fairq_config::latency::state);
@@ -190,8 +190,8 @@ fn targets(text: &mut Text, targets: &[(Labels<'_>, &LatencyTarget)]) {
         ),
         (
             "fairq_tenant_latency_target_weight",
-            "The weight that the tenant is served with: its own, or more while it misses its \
-             target.",
+            "The weight with which the tenant is served: its configured weight, or a larger one \
+             while it misses its target.",
             |of| Some(of.weight.into()),
         ),
     ];

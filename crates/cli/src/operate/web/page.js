@@ -1,5 +1,5 @@
 "use strict";
-// Draws what /look.json tells, once a second. It keeps two minutes of it, and nothing beyond the tab.
+// Draws the data of /look.json, once a second. The page keeps the data of two minutes, and stores nothing outside the tab.
 
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 5000;
@@ -12,11 +12,11 @@ const SHAPES = [
   "M5 0h4v5h5v4H9v5H5V9H0V5h5z", "M.5 1h13L7 13.5z",
 ];
 const LETTERS = "ABCDEF";
-// Rows of the table at first and with each "more" (they are tall where the window is narrow); tenants in the matrix.
+// The number of rows of the table at first, and of further rows with each "more" (rows are tall in a narrow window); the tenants in the matrix.
 const ROWS = matchMedia("(max-width: 1000px)").matches ? 8 : 20;
 const MATRIX = matchMedia("(max-width: 560px)").matches ? 6 : 8;
 
-// Missed latency targets that are told in words.
+// The number of missed latency targets that are described in words.
 const TOLD = 3;
 
 const $ = (id) => document.getElementById(id);
@@ -44,23 +44,23 @@ const bandwidth = (value) => scaled(value, [" B/s", " kB/s", " MB/s", " GB/s"]).
 const time = (ns) => scaled(ns, [" ns", " µs", " ms", " s"]).join("");
 const percent = (part) => (100 * part).toFixed(1) + " %";
 
-// ---- What is known.
+// ---- State.
 
 const state = {
   look: null, previous: null, history: [], paused: false, gone: null, write: "off", shown: ROWS, again: null,
-  // Which tenant has which shape.
+  // The tenant of each shape.
   slots: new Array(SHAPES.length).fill(null),
 };
 
 function remember(look) {
   const last = state.history.at(-1);
-  // A server that began anew counts anew.
+  // A restarted server counts from 0 again.
   if (last && last.look && look.status.uptime_s < last.look.status.uptime_s) state.previous = null;
   state.history.push({ at: performance.now() / 1000, look, tenants: new Map(look.tenants.map((t) => [t.name, t.last_second])) });
   forget();
 }
 
-// A gap: lines do not cross it.
+// Adds a gap, which lines do not cross.
 function miss() {
   if (state.history.length && state.history.at(-1).look) state.history.push({ at: performance.now() / 1000, look: null });
   forget();
@@ -71,8 +71,8 @@ function forget() {
   while (state.history.length && state.history[0].at < oldest) state.history.shift();
 }
 
-// The tenants that moved most in what is remembered have a shape each, and keep it while they are
-// among them: a line that changed its shape would be taken for another tenant's.
+// Each of the tenants with the most bytes in the stored data has a shape, and keeps it while it is
+// one of them, because a line whose shape changed would be taken for another tenant's.
 function choose() {
   const moved = new Map();
   for (const tenant of state.look.tenants) moved.set(tenant.name, 0);
@@ -126,7 +126,7 @@ function device() {
     ["iops", "IOPS", count(sum((t) => t.iops))],
     ["bandwidth", "bandwidth", bandwidth(sum((t) => t.bytes_per_s))],
     ["slots", "slots in use (D)", slotsOf(policy)],
-    ["depth", "why D", stores.length > 1 ? "each store has its own" : why(policy.depth, tenants)],
+    ["depth", "why D", stores.length > 1 ? "see the stores below" : why(policy.depth, tenants)],
     ["classes", "H/L", ratio(policy) === null ? "no classes" : three(ratio(policy))],
     ["spread", "ahead of virtual time", aheadOf(policy)],
     ["throttles", "throttles", rate("throttles")],
@@ -150,14 +150,14 @@ function device() {
     $("meter").value = policy.slots_in_use;
   }
   const connections = status.connections === 1 ? "1 connection" : `${status.connections} connections`;
-  const draining = status.draining ? " · draining: it ends with its last client" : "";
+  const draining = status.draining ? " · draining: the server ends when its last client disconnects" : "";
   put($("server"), `${status.device} · ${status.policy} · ${connections} · up ${up(status.uptime_s)}${draining}`);
 }
 const slotsOf = (policy) => (policy.slots === null ? "no limit" : `${policy.slots_in_use} of ${policy.slots}`);
 const aheadOf = (policy) =>
   (policy.virtual_time_spread === null ? "–" : scaled(policy.virtual_time_spread, [" B", " kB", " MB", " GB"]).join(""));
 
-// Each of several stores has a policy of its own.
+// If there are several stores, each has a policy of its own.
 function stores() {
   const { status, tenants } = state.look;
   const all = status.stores ?? [];
@@ -207,8 +207,8 @@ function runs(value) {
   return all.filter((run) => run.length);
 }
 
-// `series`: { slot, kind, points }; `axis`: { low, high, ticks: [[value, text]], scale, none: what stands there without any }.
-// `limit`: a line across, or null; with it the line is the policy's, without it lines are tenants'.
+// `series`: { slot, kind, points }; `axis`: { low, high, ticks: [[value, text]], scale, none: the text of an empty chart }.
+// `limit`: the value of a horizontal line, or null. Charts with `limit` show a value of the policy, charts without it show tenants.
 function chart(id, label, axis, series, limit) {
   const svg = $(id);
   const width = Math.max(200, svg.clientWidth), height = Math.max(120, svg.clientHeight);
@@ -238,8 +238,8 @@ function chart(id, label, axis, series, limit) {
       const d = inside.map(([at, value], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       parts.push(draw("path", { d: inside.length === 1 ? `${d}h.01` : d, class: `${kind} t${slot}` }));
       if (!isOfTenants) continue;
-      // Its shape, near where it begins and now and then, each tenant's at moments of its own: whole on lines that are whole; and
-      // its letter where such a one ends.
+      // The tenant's shape near the start of the line and every 30 s, at other moments for each tenant; filled on solid lines, hollow
+      // on others. A solid line also has the tenant's letter at its end.
       const isWhole = kind === "line";
       const first = isWhole ? 0 : Math.min(slot + 1, inside.length - 1);
       inside.forEach(([at, value], i) => {
@@ -269,7 +269,7 @@ function mark(slot, x, y, isWhole) {
   return draw("path", { d: SHAPES[slot], class: `${isWhole ? "shape" : "hollow"} t${slot}`, transform: `translate(${(x - 4.9).toFixed(1)} ${(y - 4.9).toFixed(1)}) scale(.7)` });
 }
 
-// Round numbers from 0 to what is needed.
+// An axis from 0 to at least `most`, with round numbers.
 function upTo(most, write, none) {
   const step = [1, 2, 5].flatMap((m) => [m / 100, m / 10, m, m * 10, m * 100, m * 1000]).sort((a, b) => a - b).find((s) => most / s <= 4) || most / 4;
   const steps = Math.max(1, Math.ceil(most / step - 1e-9));
@@ -292,7 +292,7 @@ function charts() {
   const lines = (kind, value) => named.map(([name, slot]) => ({ slot, kind, points: of(name, value) }));
   const series = [...lines("due", (t) => t.entitled), ...lines("line", (t) => t.share)];
   const most = (all) => Math.max(0, ...all.flatMap(({ points }) => points.flat()).map(([, y]) => y));
-  const shares = upTo(Math.min(1, Math.max(0.1, most(series))), (v) => Math.round(100 * v) + " %", "no tenant asks for anything");
+  const shares = upTo(Math.min(1, Math.max(0.1, most(series))), (v) => Math.round(100 * v) + " %", "no tenant sends requests");
   const tell = (value, write) => named.map(([name]) => {
     const last = state.look.tenants.find((t) => t.name === name)?.last_second;
     return `${name} ${last ? write(last) : "idle"}`;
@@ -301,7 +301,7 @@ function charts() {
   const slow = [...lines("low", (t) => t.p50_ns), ...lines("line", (t) => t.p99_ns)];
   const values = slow.flatMap(({ points }) => points.flat()).map(([, y]) => y);
   chart("chart-latency", "Latency: " + tell(null, (t) => `p50 ${time(t.p50_ns)}, p99 ${time(t.p99_ns)}`),
-    decades(values, (v) => time(v).replace(/\.0+ /, " "), "no tenant asks for anything"), slow);
+    decades(values, (v) => time(v).replace(/\.0+ /, " "), "no tenant sends requests"), slow);
   const policy = state.look.status.policy_state;
   const one = (value) => [{ slot: 0, kind: "line", points: runs((moment) => value(moment.look.status.policy_state)) }];
   const slots = policy.slots ?? 1;
@@ -372,12 +372,12 @@ function fill(tenant) {
     cells.name.replaceChildren(...(slot < 0 ? [] : [symbol(slot)]), make("span", { class: "name" }, tenant.name), promised);
   }
   const store = (state.look.status.stores ?? []).length > 1 ? tenant.store : null;
-  put(promised, [store, tenant.promised].filter(Boolean).join(" · "));
+  put(promised, [store, tenant.promised, ...tenant.attachments.map(attached)].filter(Boolean).join(" · "));
   const last = tenant.last_second;
   const mayWrite = state.write === "token" && $("token").value !== "";
   put(text, mayWrite ? "" : String(tenant.weight));
   input.hidden = !mayWrite;
-  // A number that is being typed stays.
+  // A number that the user is typing is not overwritten.
   if (document.activeElement !== input) input.value = tenant.weight;
   for (const [key, write] of COLUMNS) if (write) put(cells[key], last ? write(last) : "–");
   bar.toggleAttribute("hidden", !last);
@@ -395,6 +395,12 @@ function fill(tenant) {
   return known.tr;
 }
 
+// A block device, or a guest's socket.
+function attached({ kind, path, connected, queues, error }) {
+  if (kind === "ublk") return error ? `${path}: there is none: ${error}` : path;
+  return `${kind}: ${connected ? `a guest with ${queues} ${queues === 1 ? "queue" : "queues"}` : "no guest"}`;
+}
+
 // ---- Latency targets.
 
 const isMissed = (target) => Boolean(target) && !["met", "idle"].includes(target.state);
@@ -403,12 +409,12 @@ function beside(target) {
   const state = target.state.startsWith("unreachable") ? "unreachable" : target.state;
   return `${isMissed(target) ? "▲\u00a0" : ""}${time(target.target_ns).replace(" ", "\u00a0")} ${state}`;
 }
-// Which are missed, and why: the first few in words.
+// Lists the missed targets; the first few with their causes in words.
 function targets() {
   const missed = state.look.tenants.filter((t) => isMissed(t.latency_target));
   const told = missed.slice(0, TOLD).map(({ name, latency_target: of }) => {
     const late = percent(of.late / Math.max(1, of.completed));
-    const cause = of.cause ?? "others are held back for it";
+    const cause = of.cause ?? "other tenants are throttled for it";
     return make("li", { "data-tenant": name }, make("b", {}, name), `: ${late} of its requests were later than ${time(of.target_ns)}, `
       + `${percent(1 - of.percentile / 100)} may be: ${cause}`);
   });
@@ -420,7 +426,7 @@ function targets() {
   $("table").classList.toggle("no-targets", !state.look.tenants.some((t) => t.latency_target));
 }
 
-// ---- Groups of tenants: what they have together.
+// ---- Groups of tenants.
 
 function groups() {
   const all = state.look.groups || [];
@@ -442,7 +448,7 @@ function table() {
   for (const name of rows.keys()) if (!names.has(name)) rows.delete(name);
   const body = $("rows");
   const trs = shown.map(fill);
-  // A weight that is being typed would lose its field if rows changed places.
+  // While the user types a weight the rows stay in their order, because the field would lose the focus otherwise.
   const isTyping = body.contains(document.activeElement);
   const same = trs.length === body.children.length && trs.every((tr, i) => body.children[i] === tr);
   if (!same && !isTyping) body.replaceChildren(...trs);
@@ -466,7 +472,7 @@ function matrix() {
   const most = named.sort((a, b) => weight.get(b) - weight.get(a)).slice(0, MATRIX).sort((a, b) => a.localeCompare(b));
   const hasRest = [...weight.keys()].some((name) => !most.includes(name));
   const columns = hasRest ? [...most, "others"] : most;
-  // Long names stand once, with a number that stands for them above.
+  // A long name is only at its row, with a number; the head of its column has the number.
   const isLong = most.some((name) => name.length > 9);
   const short = (name) => (isLong && most.includes(name) ? String(most.indexOf(name) + 1) : name);
   const head = make("tr", {}, make("td"), ...columns.map((name) => make("th", { scope: "col", title: name }, short(name))));
@@ -484,8 +490,8 @@ function matrix() {
     return make("tr", { "data-tenant": name }, make("th", { scope: "row" }, title), ...cells);
   });
   $("matrix").replaceChildren(...(most.length ? [make("thead", {}, head), make("tbody", {}, ...body)] : []));
-  put($("matrix-rest"), most.length ? (hasRest ? `The ${most.length} that matter most; what a tenant waits for itself is in dashes.`
-    : "What a tenant waits for itself is in dashes.") : "Nobody waited in the last ten seconds.");
+  put($("matrix-rest"), most.length ? (hasRest ? `The ${most.length} tenants with the largest delays. Dashed: the part during which a tenant's own requests were served.`
+    : "Dashed: the part during which a tenant's own requests were served.") : "No tenant's requests waited in the last ten seconds.");
 }
 
 // ---- Changing a weight.
@@ -493,7 +499,7 @@ function matrix() {
 async function weigh(name, input) {
   const tenant = state.look.tenants.find((t) => t.name === name);
   const weight = input.value.trim();
-  // A change event follows Enter: a number that is on its way is not sent again.
+  // A change event follows the Enter key: a number that was just sent is not sent again.
   if (!tenant || weight === String(tenant.weight) || input.dataset.sent === weight) return;
   input.dataset.sent = weight;
   say("");
@@ -511,7 +517,7 @@ async function weigh(name, input) {
   } catch {
     say(`${name}: not changed: the server does not answer`);
   }
-  // Before it loses the focus: what is written there then is a change, and would be sent.
+  // The value is set before the field loses the focus, because a value that differs then causes a change event, and would be sent.
   input.value = tenant.weight;
   input.blur();
   delete input.dataset.sent;
@@ -537,8 +543,8 @@ function show() {
 }
 function tell() {
   const [word, text] = state.gone
-    ? ["gone", `the server has not answered since ${state.gone.toLocaleTimeString()}; asking each second. What is shown is of then`]
-    : state.paused ? ["paused", "paused"] : state.look ? ["live", "live"] : ["waiting", "asking the server"];
+    ? ["gone", `the server has not answered since ${state.gone.toLocaleTimeString()}; trying again each second. The page shows the state of that time`]
+    : state.paused ? ["paused", "paused"] : state.look ? ["live", "live"] : ["waiting", "waiting for the server"];
   document.body.classList.toggle("gone", word === "gone");
   $("state").dataset.state = word;
   put($("state"), text);
@@ -546,7 +552,7 @@ function tell() {
 
 async function ask() {
   clearTimeout(state.again);
-  // A tab that is not seen asks nothing; it goes on when it is seen again (visibilitychange).
+  // A hidden tab sends no requests; it continues when it is visible again (visibilitychange).
   if (state.paused || document.hidden) return;
   const began = performance.now();
   try {
@@ -555,7 +561,7 @@ async function ask() {
     const look = await answer.json();
     state.write = answer.headers.get("fairq-write");
     state.gone = null;
-    // The server tells of its last full second: the same one again is not news.
+    // The data are those of the server's last full second. The same second may come twice, and is then stored once.
     const isNews = look.status.uptime_s !== state.look?.status.uptime_s;
     if (isNews) state.previous = state.look;
     state.look = look;
@@ -573,7 +579,7 @@ async function ask() {
 $("pause").addEventListener("click", () => {
   state.paused = !state.paused;
   $("pause").setAttribute("aria-pressed", state.paused);
-  put($("pause"), state.paused ? "Go on" : "Pause");
+  put($("pause"), state.paused ? "Continue" : "Pause");
   if (state.paused) miss();
   tell();
   ask();

@@ -42,7 +42,7 @@ pub struct FlowState<P: Platform> {
 /// One line a flow, so that no flow slows another down.
 const _: () = assert!(size_of::<FlowState<Native>>() == 64);
 
-/// The number of ports on which a flow is in flight, and the start time of its state.
+/// The number of ports on which a flow has requests in flight, and the start time of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Activity(u64);
 
@@ -58,7 +58,7 @@ impl Activity {
         now_ns.saturating_sub(self.0 & !PORTS)
     }
 
-    /// Whether it is in flight, or was so within the grace period.
+    /// Whether the flow has requests in flight, or had some within the grace period.
     #[inline]
     pub fn is_active(self, now_ns: u64, grace_ns: u64) -> bool {
         self.ports() > 0 || (self.0 != 0 && self.lasts_ns(now_ns) <= grace_ns)
@@ -134,8 +134,8 @@ impl<P: Platform> FlowState<P> {
         Activity(self.activity.load(Ordering::Acquire))
     }
 
-    /// Records the flow's present reach, in units; returns the most of it recently. Ports that
-    /// record at once may lose each other's value: each records its value again with its next
+    /// Records the flow's present reach, in units; returns its recent maximum. Ports that record at
+    /// the same time may lose each other's value: each records its value again with its next
     /// publication.
     pub fn reach(&self, now: u64) -> u64 {
         let most = self.reach.load(Ordering::Relaxed);
@@ -169,7 +169,8 @@ impl<P: Platform> FlowState<P> {
         let mut old = self.activity.load(Ordering::Relaxed);
         loop {
             let last = old & PORTS <= 1;
-            // At least one unit of time: the word of a flow that has been active is not 0.
+            // The time is at least one unit, so that the word of a flow that has been active is not
+            // 0.
             let new = if last { (now_ns & !PORTS).max(PORTS + 1) } else { old - 1 };
             match self.activity.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return last,

@@ -43,7 +43,7 @@ pub struct D2fqConfig {
     /// tau_m: a flow this far ahead uses the medium class; in units. `None`: tau_l / 2, the
     /// paper's. If it equals tau_l, no flow uses the medium class.
     pub tau_m: Option<u64>,
-    /// tau_w: two flows this far apart mean that the ratio is too small; in units. `None`: 2 tau_l,
+    /// tau_w: if two flows are this far apart, the ratio is too small; in units. `None`: 2 tau_l,
     /// the paper's.
     pub tau_w: Option<u64>,
     /// The longest time that a flow may have nothing in flight before it counts as idle, in
@@ -54,8 +54,8 @@ pub struct D2fqConfig {
     pub period_ns: u64,
     /// The H/L ratio. Default: dynamic.
     pub ratio: Ratio,
-    /// The most of all bytes served that may be urgent, in percent, 0 to 50. Default 0: no flow is
-    /// ever urgent.
+    /// The largest part of all bytes served that may be urgent, in percent, 0 to 50. Default 0: no
+    /// flow is ever urgent.
     pub urgent_percent: u8,
 }
 

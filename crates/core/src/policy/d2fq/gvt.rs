@@ -34,7 +34,8 @@
 //! their swaps of this word, and then releases the word. If the flow comes back at that very
 //! moment, its next publication takes the word again. The models show both.
 //!
-//! **Rejected.** A version stamp: each swap is right for any history of the value that it replaces.
+//! **Rejected.** A version stamp is not needed, because each swap is right for any history of the
+//! value that it replaces.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::{STAMP_BITS, VTime};
@@ -59,7 +60,7 @@ impl Holder {
     }
 }
 
-/// A point in virtual time as the word has it; the holder's bits are 0.
+/// A point in virtual time in the format of the word; the holder's bits are 0.
 #[inline]
 fn point(vt: VTime) -> u64 {
     (vt.to_word() >> (STAMP_BITS + KIU)) << HOLDER_BITS
@@ -176,7 +177,8 @@ impl<P: Platform> Gvt<P> {
 //   of weight 1.
 //
 // So for any weights, depths and sizes, |vt - V| < 2^49 for all flows, in use or not.
-/// The least that global virtual time may be: no flow is farther ahead of it than its span.
+/// The least that global virtual time may be. No flow is farther ahead of this floor than the
+/// flow's span.
 pub(super) struct Floor<P: Platform>(P::U64);
 
 impl<P: Platform> Floor<P> {

@@ -15,17 +15,17 @@
 //! is adapted to the flows' needs (`ratio`); [`Policy::class_weights`] returns the weights for the
 //! device.
 //!
-//! **Guarantees.** No bound on unfairness over short times (the paper has none either); over longer
-//! ones two backlogged flows stay within about tau_w of each other in virtual time once the ratio
-//! has adapted, **if** the device schedules: its queues must be backed up behind a window of
-//! commands that it works on, and the ratio needed must be at most 256:1. At all times active flows
-//! are within a span of each other (below), so their virtual times compare.
+//! **Guarantees.** There is no bound on unfairness over short times (the paper has none either);
+//! over longer times two backlogged flows stay within about tau_w of each other in virtual time
+//! once the ratio has adapted, **if** the device schedules: its queues must be backed up behind a
+//! window of commands that it works on, and the ratio needed must be at most 256:1. At all times
+//! active flows are within a span of each other (below), so their virtual times compare.
 //!
 //! **Worked example.** Flows a (weight 300) and b (weight 100) both send 4 KiB reads, many at a
 //! time; tau_l = 8 MiB. Both begin in the high class, each is served half, and b's virtual time
 //! runs three times as fast. After 12 MiB each, b is at 12 Mi units and a at 4 Mi: b is 8 MiB ahead
-//! and its requests go to the low class. With a ratio of 3 that is the right speed for good; with
-//! 256 it is too slow, b falls back below tau_l, and crosses it to and fro.
+//! and its requests go to the low class. With a ratio of 3 that is the right speed for b. With 256
+//! it is too slow: b falls back below tau_l, and goes to and fro between the classes.
 //!
 //! **Flows that want less than their share** do not hold gvt back: no flow is ahead of gvt by more
 //! than its span, `SPANS` (2) times tau_w (`Shared::bound`, `gvt`).
@@ -34,9 +34,10 @@
 //! searches for the least (`Shared::survey`). A `tick` reads each flow's virtual time, and once a
 //! period 7 more words a flow and 8 for each seat of each port; it holds no lock that a verb takes.
 //!
-//! **Knobs.** [`D2fqConfig`]. The points that the paper leaves open, and the differences from the
-//! paper: decision 8, and `decisions.md` beside this file, whose numbers comments cite. Memory
-//! ordering is argued in `gvt` and `activity`; usage statistics are single-writer words, Relaxed.
+//! **Knobs.** [`D2fqConfig`]. docs/decisions/0008 and `decisions.md` beside this file list the
+//! points that the paper leaves open and the differences from the paper. "Decision 3" in a comment
+//! is row 3 of `decisions.md`. Memory ordering is argued in `gvt` and `activity`; usage statistics
+//! are single-writer words, Relaxed.
 
 #[doc(hidden)]
 #[allow(rustdoc::private_intra_doc_links, reason = "only the laboratory sees it")]
@@ -92,10 +93,10 @@ const SCALE_MAX: u64 = 7;
 /// of a period. The paper's device serves them in 1/400.
 const PERIOD_PARTS: u64 = 128;
 
-/// A flow may be ahead of global virtual time by this many times tau_w. More than once, so that
-/// Eq. 2 sees unfairness before it is forgiven; and no more than twice, because debt that is not
-/// forgiven is paid back at the other flows' cost: at 4 times the lightest flow of Figure 11c is
-/// 8 % short for seconds.
+/// A flow may be ahead of global virtual time by this many times tau_w. The factor is more than 1,
+/// so that Eq. 2 sees unfairness before that is forgiven. It is not more than 2, because debt that
+/// is not forgiven is paid back at the other flows' cost: at 4 times the lightest flow of Figure
+/// 11c is 8 % short for seconds.
 const SPANS: u64 = 2;
 
 /// The most units that one publication charges: 11 GB at weight 1. `gvt` gives the reason for these
@@ -148,7 +149,7 @@ struct Shared<P: Platform> {
     low_units: u64,
     /// The most service that a port leaves unpublished per flow, in units.
     batch: u64,
-    /// The longest time for which a port leaves it unpublished, in nanoseconds.
+    /// The longest time for which a port leaves service unpublished, in nanoseconds.
     flush_ns: u64,
     grace_ns: u64,
     /// The most that a flow may be ahead of gvt, in units, without the growth by its requests in
@@ -214,7 +215,8 @@ struct Did {
     waits: bool,
 }
 
-/// A seat of a port at the end of the last period: its owner in a word, and its counts.
+/// A seat of a port at the end of the last period: the name of its owner (`port::name`), and its
+/// counts.
 #[derive(Clone, Copy)]
 struct LastSeat {
     owner: u64,
@@ -286,7 +288,7 @@ fn span(unfair: u64) -> u64 {
     unfair.saturating_mul(SPANS).min(SPAN_MAX)
 }
 
-/// Global virtual time, of which `vt` is `ahead` KiU ahead.
+/// Global virtual time, if `vt` is `ahead` KiU ahead of it.
 fn at_gvt(vt: VTime, ahead: i64) -> VTime {
     let units = ahead.unsigned_abs() << KIU;
     if ahead < 0 { vt.plus(units) } else { vt.minus(units) }
@@ -313,8 +315,8 @@ impl<P: Platform> Policy for D2fq<P> {
         self.shared.flows.set_weight(flow, weight)
     }
 
-    /// A flow's activity in the period counts, because virtual time is charged at the weight of
-    /// each moment.
+    /// A flow's activity in the present period stays valid, because virtual time is charged at the
+    /// weight of each moment.
     fn set_weights(&self, weights: &[(FlowId, Weight)]) {
         self.adjuster.with(|adjuster| {
             for &(flow, weight) in weights {
@@ -323,8 +325,9 @@ impl<P: Platform> Policy for D2fq<P> {
                     continue;
                 }
                 let last = adjuster.flows.get_mut(flow.slot());
-                // Only if the last period ended at the old weight: a later change by `set_weight`
-                // still begins a new period (decision 11).
+                // The record gets the new weight only if the last period ended at the old one.
+                // Otherwise `set_weight` has changed the weight since then, which begins a new
+                // period (decision 11).
                 if let Some(of) = last.and_then(|last| last.of.as_mut())
                     && Some(of.1) == old
                     && of.0 == flow
@@ -367,7 +370,8 @@ impl<P: Platform> Policy for D2fq<P> {
                 let ratio = ratio::next(ratio, samples, unfair);
                 self.ratio.store(u64::from(ratio), Ordering::Relaxed);
             }
-            // At most a minute away (`D2fqConfig::validate`), so that tags are lifted in time.
+            // The next tick is at most a minute away (`D2fqConfig::validate`), so that tags are
+            // lifted in time.
             now_ns.saturating_add(self.period_ns)
         });
         Some(next)
@@ -420,7 +424,8 @@ impl Adjuster {
         for (&high, (seats, usage)) in
             self.high.iter().zip(self.seats.iter_mut().zip(&shared.usage))
         {
-            // To within a sixteenth: queues that are backed up get equally many turns.
+            // A port counts as the busiest from fifteen sixteenths of the most requests on: queues
+            // that are backed up get equally many turns, but not exactly.
             let is_busiest = u64::from(high) * 16 >= most_high * 15;
             for (last, usage) in seats.iter_mut().zip(usage) {
                 let now = LastSeat { owner: usage.owner(), requests: usage.requests() };
@@ -522,7 +527,8 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// A flow that had nothing in flight on any port comes back, `ahead` KiU ahead of gvt.
+    /// Updates the virtual time of a flow that comes back after it had nothing in flight on any
+    /// port; the flow is `ahead` KiU ahead of gvt.
     fn reactivate(&self, state: &FlowState<P>, was: Activity, ahead: i64, now_ns: u64) {
         // Idling does not erase debt (decision 5).
         if !was.is_active(now_ns, self.grace_ns) && ahead < 0 {
@@ -531,9 +537,9 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Bounds a flow that has come to `after`: no flow is farther ahead of gvt than its span, and
-    /// none is before the floor. Returns its virtual time. `in_flight` computes its units in
-    /// flight.
+    /// Bounds a flow whose virtual time is now `after`: no flow is farther ahead of gvt than its
+    /// span, and none is before the floor. Returns its virtual time. `in_flight` computes its units
+    /// in flight.
     #[inline]
     fn bound(&self, state: &FlowState<P>, after: VTime, in_flight: impl FnOnce() -> u64) -> VTime {
         let floor = self.tracker.floor();
@@ -548,16 +554,16 @@ impl<P: Platform> Shared<P> {
         after
     }
 
-    /// The flow is far ahead: raises gvt, and with it the flows that are left behind.
+    /// Raises gvt, and with it the flows that are left behind, because this flow is far ahead.
     #[cold]
     fn pull(&self, state: &FlowState<P>, after: VTime, in_flight: u64) {
         let reach = state.reach(in_flight.saturating_mul(DEPTHS).min(REACH_MAX));
-        // Twice the reach, as `ratio::unfair` has it for tau_w.
+        // The span is that of a tau_w of twice the reach, as in `ratio::unfair`.
         let span = (self.span >> self.scale()).max(span(2 * reach));
         self.tracker.raise(after.minus(span));
     }
 
-    /// A flow's virtual time has been published.
+    /// Updates gvt after a flow's virtual time has been published.
     #[inline]
     fn moved(&self, me: Holder, before: VTime, after: VTime, now_ns: u64) {
         if !self.tracker.gvt.update(me, before, after) {

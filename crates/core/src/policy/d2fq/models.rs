@@ -1,4 +1,4 @@
-//! The sloppy word and the count of active ports under the model checker.
+//! The word of global virtual time and the count of active ports under the model checker.
 //! `RUSTFLAGS="--cfg loom" cargo test --profile loom --lib d2fq::models`
 
 use std::sync::Arc;
@@ -68,8 +68,8 @@ fn without_release_an_idle_flow_keeps_it() {
     an_idle_flow_holds_nothing(false);
 }
 
-/// Two flows: after its publication neither is behind a word that is held; a flow that stays active
-/// and publishes again takes it again, whatever the other did meanwhile.
+/// Two flows publish: after its publication neither is behind a word that is held. A flow that
+/// stays active and publishes again takes the word again, whatever the other flow did meanwhile.
 #[test]
 fn the_word_is_never_lost_and_never_runs_ahead() {
     check(5, || {
@@ -90,7 +90,8 @@ fn the_word_is_never_lost_and_never_runs_ahead() {
     });
 }
 
-/// Two flows that stay: the word ends at one of them, held by it, and not after the lesser.
+/// Two flows stay active: in the end one of them holds the word, and the word is not after the
+/// lesser of their virtual times.
 #[test]
 fn the_lesser_of_two_holds_it() {
     check(5, || {
@@ -109,9 +110,9 @@ fn the_lesser_of_two_holds_it() {
     });
 }
 
-/// Two ports enter and leave at once: `enter` of the first port returns the previous state, and
-/// `leave` of the last port returns true. Both ports are first only if one left before the other
-/// entered.
+/// Two ports enter and leave at the same time: `enter` of the first port returns the previous
+/// state, and `leave` of the last port returns true. Both ports are first only if one left before
+/// the other entered.
 #[test]
 fn activity_is_counted() {
     check(5, || {
@@ -135,8 +136,8 @@ fn activity_is_counted() {
     });
 }
 
-/// The same with 254 further ports that stay: the last two of 256 are counted, and neither is the
-/// last to leave.
+/// Two ports enter and leave beside 254 further ports that stay: the last two of 256 are counted,
+/// and neither is the last to leave.
 #[test]
 fn as_many_ports_as_there_may_be_are_counted() {
     check(5, || {
@@ -232,7 +233,7 @@ fn without_a_second_look_the_floor_does_not_hold() {
     gvt_is_not_before_its_floor::<Loom>(false, &[2, 4]);
 }
 
-/// Two flows raise the floor: it ends at the later, and gvt with it.
+/// Two flows raise the floor: in the end floor and gvt are at the later of the two values.
 #[test]
 fn the_floor_is_the_latest() {
     check(5, || {

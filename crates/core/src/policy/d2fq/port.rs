@@ -115,7 +115,7 @@ impl<P: Platform> Port for D2fqPort<P> {
         self.local.account.has_room(&self.shared.flows, flow)
     }
 
-    /// Nothing is ever staged.
+    /// Only a held request can be cancelled, because nothing is ever staged.
     fn cancel(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> bool {
         self.local.account.cancel_held(&self.shared.flows, tag)
     }
@@ -132,8 +132,8 @@ impl<P: Platform> Port for D2fqPort<P> {
         local.account.hold(&shared.flows, flow, tag, |_, _| ())
     }
 
-    /// The class of the request is chosen anew. It is not the urgent class: if it was, its credit
-    /// is spent.
+    /// The class of the request is chosen anew. It is never the urgent class, because the credit of
+    /// an urgent request is spent already.
     fn requeue(&mut self, _now_ns: u64, tag: Tag, _wake: &mut PortSet) -> Option<Submitted> {
         let D2fqPort { shared, local } = self;
         let ahead = local.account.is_ahead(tag).then_some(Class::Medium);
@@ -191,7 +191,7 @@ impl Local {
         if self.account.live(seat) == 1 {
             self.activate(shared, request.flow, seat, now_ns);
         }
-        // 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
+        // The cost is 1 to 2^42, so that the cost less 1 fits into 48 bits of the tag's word.
         let cost = request.cost.alone.clamp(1, Cost::MAX);
         if let Some(live) = self.live.get_mut(tag) {
             *live = cost.wrapping_sub(1) << SEAT_BITS | (seat as u64).wrapping_add(1);
@@ -205,7 +205,7 @@ impl Local {
         let mut class = shared.class(ahead, flow.in_flight, state, weight);
         if let (Class::High, Some(budget)) = (class, &shared.urgent)
             && state.is_urgent()
-            // The last condition, because it takes the credit.
+            // This is the last condition, because it takes the credit.
             && budget.spend(cost)
         {
             class = Class::Urgent;
@@ -238,7 +238,7 @@ impl Local {
         Some(class)
     }
 
-    /// `None`: the tag is free.
+    /// Completes a request; `None` if the tag is free.
     #[inline]
     fn complete<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, tag: Tag) -> Option<()> {
         let live = self.live.get_mut(tag.0 as usize)?;
@@ -258,7 +258,7 @@ impl Local {
         if last || flow.pending.wrapping_mul(UNITS) >= batch || now_ns >= due_ns {
             self.publish(shared, seat, last, now_ns);
         }
-        // Last of all: after this another flow may take the seat.
+        // This comes last, because another flow may take the seat after it.
         self.account.finish(&shared.flows, seat);
         Some(())
     }
@@ -276,7 +276,7 @@ impl Local {
             }
         }
         flow.published_ns = now_ns;
-        // Read before the flow itself counts as active.
+        // The distance is read before the flow itself counts as active.
         let ahead = shared.tracker.gvt.ahead(state.vt());
         if let Some(was) = state.enter(now_ns) {
             shared.reactivate(state, was, ahead, now_ns);
@@ -322,7 +322,8 @@ impl Local {
         }
         let holder = Holder::new(slot, flow.owner.generation());
         shared.moved(holder, before, after, now_ns);
-        // After the word is swapped: the port that takes the count to 0 has seen all swaps (`gvt`).
+        // A port leaves after it has swapped the word, so that the port that takes the count to 0
+        // has seen all swaps (`gvt`).
         if last && state.leave(now_ns) {
             shared.tracker.gvt.release(holder);
         }
@@ -423,7 +424,7 @@ impl<P: Platform> Shared<P> {
     /// The number of times that all thresholds are halved.
     #[inline]
     pub(super) fn scale(&self) -> u32 {
-        // 7 at the most.
+        // The value is at most 7; the mask shows this to the compiler.
         self.scale.load(Ordering::Relaxed) as u32 & 7
     }
 
@@ -436,7 +437,8 @@ impl<P: Platform> Shared<P> {
         if ahead < self.medium {
             return Class::High;
         }
-        // The estimate for all ports together. No division here: it is seldom more than tau_l.
+        // This is the estimate for all ports together. It is seldom more than tau_l, so only that
+        // case takes a division.
         let own = in_flight.saturating_mul(state.activity().ports().wrapping_mul(DEPTHS << scale));
         if own.saturating_mul(UNITS) > self.low_units.wrapping_mul(weight.in_256ths().into()) {
             let low = units(own, weight).min(REACH_MAX << scale);

@@ -6,8 +6,8 @@
 //! - *Increase* (Eq. 2), if the foremost flow is more than tau_w ahead of the least: the ratio is
 //!   multiplied by the speed of the foremost relative to the least, rounded down, plus 1.
 //! - Else *decrease* (Eq. 3) to the largest **virtual slowdown**: the time of a flow's requests in
-//!   their classes, relative to their time if all were in the high class; rounded up. But not below
-//!   the ratio that the period's shares need ([`kept`]).
+//!   their classes, relative to their time if all were in the high class; rounded up. But the ratio
+//!   does not fall below the one that the period's shares need ([`kept`]).
 //!
 //! **The registers** are `H = r`, `M = ceil(sqrt r)`, `L = 1`: M is at the geometric mean, and no
 //! smaller numbers have these ratios. Their sum is a round of the arbiter. A flow with few requests
@@ -31,7 +31,7 @@
 //! of their slowdowns counts. The ratio stays at one and a half times the need, because the medium
 //! class takes its part; beside a flow that waits in the high class it stays at four times the
 //! measured use, so that the class is empty more often than not. The ratio falls to a quarter at
-//! most, because all measures were taken at the old one.
+//! most, because all measurements were taken at the old ratio.
 
 use super::gvt::KIU;
 use super::{DEPTHS, SPAN_MAX};
@@ -48,11 +48,12 @@ pub const RATIO_FLOOR: u16 = 3;
 /// The parts of one whole, for fractions that are counted in parts.
 const ONE: u64 = 256;
 
-/// The high class counts as backed up from one part in this many of the ratio on.
+/// The high class counts as backed up if it got at least one part in this many of the requests that
+/// the ratio allows.
 const BACKED_UP: u64 = 4;
 
 /// While a flow is left behind, the ratio falls to one part in this many at most: a period's
-/// measures are rough for a ratio that is far away.
+/// measurements are rough for a ratio that is far away.
 const FALL: u16 = 4;
 
 /// A flow's activity in a period.
@@ -64,7 +65,8 @@ pub struct Sample {
     pub progress: u64,
     /// Requests submitted to the high, medium and low classes.
     pub requests: [u64; 3],
-    /// Whether it is on a port that submitted about as many requests to the high class as any.
+    /// Whether it is on a port that submitted about as many requests to the high class as the
+    /// busiest port.
     pub waits: bool,
     /// Its requests in flight, in units.
     pub in_flight: u64,
@@ -104,8 +106,8 @@ pub fn unfair(unfair: u64, in_flight: u64) -> u64 {
 pub fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     // A flow before this point is unfairly far behind the flow of `sample`.
     let edge = |sample: &Sample| sample.vt.minus(self::unfair(unfair, sample.in_flight));
-    // Compared by that point and not by virtual time: a flow with much in flight may be farther
-    // ahead.
+    // Flows are compared by that point and not by virtual time, because a flow with much in flight
+    // may be farther ahead.
     let foremost = samples.iter().reduce(|a, b| if edge(a).is_before(edge(b)) { b } else { a });
     let Some(foremost) = foremost else { return ratio };
     let is_behind = |sample: &&Sample| sample.vt.is_before(edge(foremost)) && sample.is_high();
@@ -126,7 +128,7 @@ pub fn next(ratio: u16, samples: &[Sample], unfair: u64) -> u16 {
     let slowdowns = others.filter_map(|sample| slowdown(sample, class_weights(ratio)));
     let (min, max) =
         slowdowns.fold((u64::MAX, 0), |(min, max), slow| (slow.min(min), slow.max(max)));
-    // No slowdown is less than 1, and without any `min` is not 0 either.
+    // No slowdown is less than 1, and `min` is not 0 without samples either.
     let needed = (max * ONE / min).max(used) * 3 / 2;
     let needed = if least.is_some() { needed.max(used * BACKED_UP) } else { needed };
     let next = u16::try_from(needed.div_ceil(ONE) + 1).unwrap_or(ratio);
@@ -148,7 +150,7 @@ pub fn increased(ratio: u16, most: &Sample, least: &Sample) -> u16 {
     if least.progress == 0 {
         return if least.in_flight == 0 { ratio } else { RATIO_MAX };
     }
-    // In KiU where the product would not fit.
+    // The units are KiU if the product would not fit otherwise.
     let shift = if most.progress >> 54 == 0 { 0 } else { KIU };
     let widened = (most.progress >> shift) * u64::from(ratio) / (least.progress >> shift).max(1);
     u16::try_from(widened + 1).map_or(RATIO_MAX, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
@@ -162,9 +164,10 @@ pub fn decreased(ratio: u16, samples: &[Sample]) -> u16 {
     next.map_or(ratio, |next| next.clamp(RATIO_FLOOR, RATIO_MAX))
 }
 
-/// The ratio that keeps the shares of this period: the lightest of the throttled flows is in the
-/// low class, with the throttled flows of less than twice its requests, and all others are in the
-/// classes above, which get `r + ceil(sqrt r)` requests for each one of the low class.
+/// The ratio that keeps the shares of this period. It assumes that the throttled flow with the
+/// fewest requests is in the low class, together with each throttled flow that has less than twice
+/// as many, and that all others are in the classes above, which get `r + ceil(sqrt r)` requests for
+/// each one of the low class.
 ///
 /// Eq. 3 takes a class's speed for a flow's, as if no other flow were in the medium class. After a
 /// ratio that was too large its result is too small, and the ratio would oscillate between 5 and 33

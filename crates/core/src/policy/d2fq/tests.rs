@@ -128,7 +128,7 @@ fn flushes_and_discards_are_charged() {
     }
 }
 
-/// The authors' code gives a flow without others the medium class.
+/// Decision 0: a lone flow uses the high class; the authors' code gives it the medium class.
 #[test]
 fn a_lone_flow_is_high() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -156,7 +156,7 @@ fn the_spread_is_that_of_flows_in_flight() {
     assert_eq!(rig.policy.stats().spread, Some(0));
     let _held = rig.hold(1);
     rig.serve(0, 3);
-    assert_eq!(rig.policy.stats().spread, Some(0), "flow 0 is not there now");
+    assert_eq!(rig.policy.stats().spread, Some(0), "flow 0 has nothing in flight");
     let (_, tag) = rig.submit(0, 0, 4096);
     assert_eq!(rig.policy.stats().spread, Some(rig.vt(0).abs_diff(rig.vt(1))));
     assert!(rig.vt(0) > rig.vt(1));
@@ -189,7 +189,7 @@ fn thresholds_are_above_what_is_in_flight() {
     assert_eq!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
-/// Decision 5: a flow ahead of gvt stays there over idleness.
+/// Decision 5: a flow that is ahead of gvt is still ahead after it was idle.
 #[test]
 fn idling_does_not_erase_debt() {
     let mut rig = Rig::new(1, &[100, 100], |_| ());
@@ -199,7 +199,7 @@ fn idling_does_not_erase_debt() {
     assert_ne!(rig.submit(0, 0, 4096).0, Class::High);
 }
 
-/// Decision 7: only idleness without a break counts, for as long as is set.
+/// Decision 7: only idleness without a break counts, if it is longer than the grace period.
 #[test]
 fn grace_is_for_idleness_without_a_break() {
     for grace_ns in [5 * MS, 20 * MS] {
@@ -297,7 +297,7 @@ fn a_span_grows_with_what_is_in_flight() {
         let floor = rig.policy.shared.tracker.floor();
         rig.policy.shared.states[0].vt().since(floor) >> 20
     };
-    assert_eq!(span(&mut rig), 2 * 2 * 8 * 5, "8 times 5 MiB, by as much as unfair and by 2");
+    assert_eq!(span(&mut rig), 2 * 2 * 8 * 5, "8 times 5 MiB; 2 reaches are tau_w, 2 tau_w a span");
     for expected in [80, 40, 32, 32] {
         rig.now_ns += 1000 * MS;
         rig.policy.tick(rig.now_ns, &mut { PortSet::EMPTY });
@@ -315,7 +315,7 @@ fn a_flow_in_bursts_keeps_its_credit() {
         let burst: Vec<u32> = (0..16).map(|_| rig.submit(0, 1, 4096).1).collect();
         rig.now_ns += MS;
         burst.into_iter().for_each(|tag| rig.complete(0, tag));
-        // One is always in flight.
+        // One request is always in flight.
         rig.complete(0, large.remove(0));
         large.push(rig.submit(0, 0, 1 << 20).1);
         rig.now_ns += MS / 20;
@@ -324,8 +324,8 @@ fn a_flow_in_bursts_keeps_its_credit() {
     assert!(lag > 30 << 20, "{lag}");
 }
 
-/// Thresholds are halved for a slow device, and whole again as soon as it is fast; not if they are
-/// set.
+/// Thresholds are halved for a slow device, and whole again as soon as it is fast; thresholds that
+/// are set stay.
 #[test]
 fn thresholds_follow_the_device() {
     for (tau_l, expected) in [(None, [4, 4, 0, 1, 2]), (Some(8 << 20), [0; 5])] {
@@ -371,7 +371,7 @@ fn the_ratio_increases_by_equation_2() {
     assert_eq!(next(3, &[most, least, is_served_at_once], unfair), 22, "no ratio helps it");
     assert_eq!(next(77, &[], unfair), 77, "no samples, no change");
     let deep = Sample { in_flight: 4 << 20, ..most };
-    assert_eq!(next(9, &[deep, least], unfair), 9, "4 MiB in flight make 30 MiB no gap");
+    assert_eq!(next(9, &[deep, least], unfair), 9, "with 4 MiB in flight 30 MiB are no gap");
     let closing = sample(40, 50, [0, 0, 100]);
     assert_eq!(next(10, &[closing, least], unfair), 6, "by the gap, though it is closing");
     assert_eq!(next(1, &[closing, least], unfair), 3, "the floor");
@@ -385,17 +385,17 @@ fn a_flow_left_behind_does_not_drive_the_ratio() {
     let left = Sample { waits: false, ..sample(0, 10, [20, 0, 0]) };
     let [a, b] = [sample(60, 100, [60, 0, 30]), sample(64, 100, [0, 0, 30])];
     assert_eq!(next(256, &[left, a, b], unfair), 64, "a is slowed down by 86; a quarter a period");
-    assert_eq!(next(6, &[left, a, b], unfair), 5, "by 2.67; 6 is 2.25 times that");
+    assert_eq!(next(6, &[left, a, b], unfair), 5, "b is slowed down 2.25 times as much as a");
     assert_eq!(next(3, &[left, a, b], unfair), 3);
     let shallow = Sample { waits: true, ..left };
     assert_eq!(next(256, &[shallow, a, b], unfair), 64, "80 of the high for 60 of the low");
     assert_eq!(next(5, &[shallow, a, b], unfair), 51, "it waits in a class that is backed up");
-    assert_eq!(next(6, &[shallow, a, b], unfair), 6, "four times as much as was used and 1");
+    assert_eq!(next(6, &[shallow, a, b], unfair), 6, "four times the use, rounded up");
     let alone = sample(64, 100, [0, 0, 30]);
-    assert_eq!(next(4, &[left, alone], unfair), 3, "nothing to tell apart");
+    assert_eq!(next(4, &[left, alone], unfair), 3, "only one flow is throttled");
 }
 
-/// Decision 10: one ratio a device.
+/// Decision 10: each device has a ratio of its own.
 #[test]
 fn each_device_has_its_own_ratio() {
     let mut rigs = [0, 1].map(|_| Rig::new(1, &[100, 100], |_| ()));
@@ -413,7 +413,7 @@ fn each_device_has_its_own_ratio() {
     assert_eq!(weights, [Some(class_weights(3)), Some(class_weights(256))]);
 }
 
-/// Eq. 3: rounded up, floor 3, the largest of all.
+/// Eq. 3: the ratio is the largest slowdown of all flows, rounded up, and at least 3.
 #[test]
 fn the_ratio_decreases_to_the_largest_slowdown() {
     let high = sample(0, 1, [1 << 30, 0, 0]);
@@ -432,10 +432,10 @@ fn the_ratio_keeps_what_the_shares_ask_for() {
         let mut samples = vec![sample(0, 1, [300, 0, 0]); flows];
         samples.push(sample(0, 1, [45, 55, 0]));
         assert_eq!(next(30, &samples, u64::MAX), expected);
-        assert_eq!(next(4, &samples, u64::MAX), 4, "it does not rise by that");
+        assert_eq!(next(4, &samples, u64::MAX), 4, "shares do not raise it");
     }
     let alike = [sample(0, 1, [50, 50, 0]), sample(0, 1, [0, 60, 0])];
-    assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, nothing is to be told apart");
+    assert_eq!(next(9, &alike, u64::MAX), 3, "both are throttled, so no flow needs more");
 }
 
 /// Eq. 3 counts requests, as arbitration does.
@@ -596,7 +596,7 @@ fn flows_share_the_seats_of_a_port() {
     assert_eq!(rig.tick(), []);
     for (served, counted) in [
         (&[(5, 3), (6, 4)][..], &[3, 4][..]),
-        // The first one takes flow 5's seat, and counts from the next period on.
+        // Flow 0 takes flow 5's seat, and counts from the next period on.
         (&[(0, 2), (6, 3)], &[3]),
         (&[(0, 2), (5, 1)], &[2]),
     ] {
@@ -632,8 +632,9 @@ fn urgent_is_off_by_default_and_never_beyond_a_share() {
 }
 
 proptest! {
-    /// Law: in any interval urgent bytes are at most the budget's part of all bytes submitted by
-    /// its end and not counted at its beginning, plus the burst.
+    /// Law: in any interval urgent bytes are at most the budget's part of all bytes, plus the
+    /// burst. All bytes are the bytes submitted by the end of the interval, less the bytes already
+    /// counted at its beginning.
     #[test]
     fn urgent_keeps_its_budget(
         percent in 1u8..=50,
@@ -665,8 +666,8 @@ proptest! {
         }
     }
 
-    /// After a publication gvt is not ahead of the publisher, unless nobody held it; and a flow
-    /// without requests never holds it. Any history, also across the wrap.
+    /// After a publication gvt is not ahead of the publisher, unless no flow held it; and a flow
+    /// without requests never holds it. This holds for any history, also across the wrap.
     #[test]
     fn gvt_is_not_ahead_of_who_publishes(
         origin in prop_oneof![Just(0u64), Just((1 << 50) - (1 << 20)), Just((1 << 56) - (1 << 20))],
@@ -677,7 +678,7 @@ proptest! {
         gvt.update(Holder::new(0, 1), VTime::ZERO, VTime::ZERO);
         gvt.release(Holder::new(0, 1));
         if origin > 0 {
-            // Half the circle is the farthest that it can go in one step.
+            // One step can move gvt by at most half of the wrapping range.
             (1..8).for_each(|step| gvt.raise_unheld(VTime::from_units(origin / 8 * step)));
             gvt.raise_unheld(vts[0]);
         }
@@ -740,7 +741,7 @@ proptest! {
             let gap = tracker.gvt.ahead(floor);
             prop_assert!(gap <= 0, "gvt is before its floor");
             for state in states.iter().take(4) {
-                // The word's 50 bits say the same as 56.
+                // The distances in the word's 50 bits and in all 56 bits are equal.
                 let (ahead, exact) = (tracker.gvt.ahead(state.vt()), state.vt().since(floor));
                 prop_assert!((ahead - gap - (exact >> KIU)).abs() <= 2, "{ahead}, {exact}");
             }

@@ -6,9 +6,9 @@
 //! every byte served earns `percent / 100` of a byte, every urgent byte takes one, and at most
 //! [`Budget::burst`] are saved up. **Law.** In any interval urgent requests take at most `percent`
 //! of all bytes, plus the burst, plus the bytes that ports have not published; the rest, at least
-//! half, is for the weighted classes. **Units.** Hundredths of a byte, so nothing is rounded. One
-//! shared word, written once per publication and per urgent request; accessed with Relaxed, for
-//! nothing else depends on it.
+//! half, is for the weighted classes. **Units.** Credit is in hundredths of a byte, so nothing is
+//! rounded. It is one shared word, which is written once per publication and per urgent request,
+//! and is accessed with Relaxed, because nothing else depends on it.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 

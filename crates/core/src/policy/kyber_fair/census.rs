@@ -74,7 +74,7 @@ impl<P: Platform> Census<P> {
         }
     }
 
-    /// Takes a flow that entered out of this period.
+    /// Takes a flow, which has entered this period, out of its bucket.
     pub(super) fn leave(&self, number: u64, weight: Weight) {
         if let Some(Bucket { count, weights }) = self.bucket(number) {
             change(count, number, COUNT_BITS, |count| count.saturating_sub(1));
@@ -103,7 +103,7 @@ impl<P: Platform> Census<P> {
     }
 }
 
-/// When the last periods ended, in nanoseconds.
+/// The times at which the last periods ended, in nanoseconds.
 pub(super) struct Ends([u64; BUCKETS]);
 
 impl Default for Ends {
@@ -115,7 +115,7 @@ impl Default for Ends {
 impl Ends {
     /// Notes that the period ends now. Gives the number of periods whose flows count in the next:
     /// this one, and the earlier ones that began after `since_ns`. (A flow with requests in the
-    /// device is seen in each period, unless periods are shorter than requests stay.)
+    /// device is seen in each period, unless periods are shorter than the device's latency.)
     pub(super) fn reach(&mut self, number: u64, now_ns: u64, since_ns: u64) -> u8 {
         if let Some(end_ns) = self.0.get_mut(number as usize % BUCKETS) {
             *end_ns = now_ns;

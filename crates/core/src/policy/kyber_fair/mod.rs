@@ -15,11 +15,12 @@
 //! - *Queues*: a set per flow and port, with Kyber's domains and batches (Fig. 2c and 3).
 //! - *A period ends* when its time is over (100 ms), or when every active flow has run out of
 //!   tokens (Section 4.2).
-//! - *Active* is a flow that sent, or waited to, in the last period or a little before (`census`).
+//! - A flow is *active* if it sent, or waited to send, in the last period or a little before
+//!   (`census`).
 //! - *Writes* cost their bytes times the ratio of mean write to mean read latency, from 1 to 16.
 //!
-//! **Work conserving** by a third end of a period: a port that may send nothing ends the period if
-//! no request is on the device, or fewer than `busy` for a 64th of the period so far.
+//! **Work conserving.** A period has a third end: a port that may send nothing ends it if no
+//! request is on the device, or fewer than `busy` for a 64th of the period so far.
 //!
 //! **Fairness.** A flow that could use more tokens than it was handed uses its tokens in each
 //! period, to within one request and one batch per port; service beyond them is paid from the next
@@ -28,16 +29,15 @@
 //!
 //! **Worked example.** Weights 100 and 300, 4 MiB a period: a gets 1 MiB, b 3 MiB. On a device that
 //! serves both alike a is out of tokens after 2 MiB in all; b has the device to itself for its
-//! remaining 2 MiB; then both are out, and the next period begins at once, however early. Had 40
-//! MiB been predicted of a device that serves 4 in 100 ms, no flow would run out: 2 MiB each. Had
-//! 0.4 MiB been predicted: fair, with ten times as many periods. Hence predictions err on the low
-//! side.
+//! remaining 2 MiB; then both are out, and the next period begins at once. If 40 MiB were predicted
+//! for a device that serves 4 in 100 ms, no flow would run out: 2 MiB each. If 0.4 MiB were
+//! predicted, shares would be right, with ten times as many periods. So predictions are rather low.
 //!
 //! **Bounds.** A verb reads one flow's words. A port that may send nothing, or that completes a
 //! request while another port sleeps, reads a word of each port. A port that begins a period reads
 //! 8 words of each port and the census; so does a `tick`, which also reads 3 words of each flow.
 //!
-//! **Knobs** ([`KyberFairConfig`]). Decision 10 has the arguments for what the paper leaves open.
+//! **Knobs** ([`KyberFairConfig`]). Decision 10 argues the points that the paper leaves open.
 
 mod census;
 #[doc(hidden)]
@@ -90,8 +90,8 @@ pub struct KyberFairConfig {
     /// no flow is throttled. Default 32.
     pub busy: u32,
     /// With fewer than `busy` requests outstanding, but at least one, flows stay throttled for the
-    /// elapsed time of the period divided by this number: clients that keep many outstanding have
-    /// few for moments. 0: not at all. Default 64.
+    /// elapsed time of the period divided by this number, because even clients with many requests
+    /// outstanding have few at some moments. 0: flows are not throttled then. Default 64.
     pub patience: u32,
     /// Bounds of a period's tokens.
     pub tokens: Totals,
@@ -273,8 +273,8 @@ impl<P: Platform> Policy for KyberFair<P> {
         self.shared.flows.set_weight(flow, weight)
     }
 
-    /// [`Tuning::Slots`] is `busy`. A larger value wakes all sleeping ports, since the device may
-    /// have too little to do by it (`period`, *Sleepers*).
+    /// [`Tuning::Slots`] sets `busy`. A larger value wakes all sleeping ports, because by that
+    /// value the device may have too little to do (`period`, *Sleepers*).
     fn tune(&self, tuning: Tuning, wake: &mut PortSet) -> Result<(), TuneError> {
         let Tuning::Slots(busy) = tuning else { return Err(TuneError::Fixed) };
         if !(1..=MAX_SLOTS).contains(&busy) {

@@ -79,8 +79,8 @@ impl AtomicWord for TornWord {
 const SHARE: u64 = 3;
 const OWED: u64 = 1;
 
-/// Takes until the pot gives no more tokens of this period; gives the tokens, and how often they
-/// were the last.
+/// Takes tokens until the pot has no more of this period. Returns the number of tokens taken, and
+/// how often a call returned [`Taken::Last`].
 fn empty<P: Platform>(pot: &Pot<P>, periods: &Periods<P>, period: Period) -> (u64, u32) {
     let (mut tokens, mut lasts) = (0, 0);
     loop {
@@ -225,8 +225,8 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
         let mut ports: Vec<_> = ports.into_iter().collect();
         let [a, b] = [0, 1].map(|_| policy.add_flow(Weight::DEFAULT).unwrap());
         let wake = &mut { PortSet::EMPTY };
-        // Both use up their tokens in one period, so that both count in the next and bring nothing
-        // into it.
+        // Both use up their tokens in one period, so that both count in the next and bring no
+        // tokens into it.
         policy.tick(0, wake);
         for (port, flow) in ports.iter_mut().zip([a, b]) {
             submit(port, 0, flow, 64 * 2048 / 100 + 1);
@@ -234,7 +234,7 @@ fn nobody_is_left_asleep<P: Platform>(end: End) {
             port.complete(0, Tag(0), Outcome::Done, wake);
         }
         policy.tick(PERIOD_NS, wake);
-        // 65,536 tokens each, by 2048. A has a request on the device.
+        // Each flow has 65,536 tokens, in batches of 2048. A has a request on the device.
         submit(&mut ports[0], 0, a, 512);
         assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
         if let End::Shortage = end {
@@ -375,8 +375,8 @@ fn a_sleeper_that_leaves_passes_its_wake_up_on<P: Platform>(ends: bool) {
             port.complete(0, Tag(0), Outcome::Done, wake);
         }
         policy.tick(PERIOD_NS, wake);
-        // 65,536 tokens each, by 2048. A has a request on the device; the others' debts leave
-        // nothing for their second requests in this period.
+        // Each flow has 65,536 tokens, in batches of 2048. A has a request on the device; the
+        // others' debts leave nothing for their second requests in this period.
         submit(&mut ports[0], 0, flows[0], 512);
         assert!(matches!(ports[0].next(PERIOD_NS, wake), Next::Issue { .. }));
         for (port, flow) in ports.iter_mut().zip(flows).skip(1) {

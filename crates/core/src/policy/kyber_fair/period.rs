@@ -12,10 +12,10 @@
 //!
 //! **The period of a pot** is given by its tag, which is compared for equality only ([`Pot`]).
 //!
-//! **The tokens per weight**, and the rest of a [`Period`], are written while the bit is set,
-//! before the number that they belong to. A port that reads the number and then the rest has the
-//! rest of this period or of the next: a port that is just being overtaken may fill a pot by the
-//! next period's tokens per weight.
+//! **The tokens per weight**, and the other fields of a [`Period`], are written while the bit is
+//! set, before the number that they belong to. A port reads the number first, so the fields that it
+//! reads after that are those of this period or of the next: if the next period begins just then,
+//! the port may fill a pot by the next period's tokens per weight.
 //!
 //! **To begin a period** a port (or `tick`) *claims* it: it sets the bit by compare-and-swap; a
 //! port that fails leaves it to the winner. The winner reads the active flows from the census
@@ -32,12 +32,12 @@
 //! so far (`bear_until_ns`).
 //!
 //! **Bounds of loops.** A compare-and-swap of a pot fails when another port has taken a batch (a
-//! pot has as many as stated below, and one for each port), or when a period begins, which ends the
-//! loop. A compare-and-swap of `unspent` fails when another flow has run out: once a flow and
-//! period. A period is claimed by one attempt. `port` bounds the number of periods that a call of
-//! `next` follows.
+//! pot has as many batches as stated below, and one more for each port), or when a period begins,
+//! which ends the loop. A compare-and-swap of `unspent` fails when another flow has run out: once a
+//! flow and period. A period is claimed by one attempt. `port` bounds the number of periods that a
+//! call of `next` follows.
 //!
-//! **Batches.** A port takes a 32nd of a flow's tokens at a time, with many ports less.
+//! **Batches.** A port takes a 32nd of a flow's tokens at a time, or less if there are many ports.
 
 use crossbeam_utils::CachePadded;
 
@@ -129,7 +129,7 @@ fn tag(number: u64) -> u64 {
 pub(super) struct Pot<P: Platform> {
     /// The tag of a period and the tokens left of it; 0: of no period.
     tokens: P::U64,
-    /// The last period in which the flow sent, or waited to, and its weight then in the lowest
+    /// The last period in which the flow sent, or waited to send, and its weight then in the lowest
     /// [`WEIGHT_BITS`]; 0: none.
     seen: P::U64,
     /// The last period in which it counted as active.
@@ -149,16 +149,17 @@ pub(super) enum Taken {
     None,
 }
 
-// **Which period a pot is of.** Tags are compared for equality only; none has an age. A tag that is
+// **The period of a pot.** Tags are compared for equality only; no tag has an age. A tag that is
 // not the port's own is of an earlier period, unless the port is behind. A port finds out that it
 // is behind by reading the number again *after* the pot: the port that filled the pot had read the
 // later number (acquire) and published the pot after that (release), so a port that sees the pot
-// (acquire) sees that number as well, takes nothing, and follows. A tag that is the port's own is
-// of this period and no other with the same low bits, for ticks empty all pots that are of another
-// period than this one and the last: each period they begin a walk over all pots, which takes a
-// millisecond for each 1,024 of them, at most 16 s. The 65,536 periods take longer than that unless
-// each serves next to nothing. (If they do not, or a verb is suspended for as long in the midst of
-// its compare-and-swap, the flow finds the tokens left 65,536 periods ago, for one period.)
+// (acquire) sees that number as well, takes nothing, and follows. A tag is used again after 65,536
+// periods. A tag that is the port's own is nevertheless of this period, because ticks empty all
+// pots that are of neither this period nor the last: each period they begin a walk over all pots,
+// unless one is under way, and a walk takes a millisecond for each 1,024 pots, at most 16 s. 65,536
+// periods take longer than a walk, unless each serves next to nothing. (If they take less, or a
+// verb is suspended for that long in the midst of its compare-and-swap, the flow finds the tokens
+// left 65,536 periods ago, for one period.)
 impl<P: Platform> Pot<P> {
     pub(super) fn new() -> Self {
         let [tokens, seen, counted, debt] = [(); 4].map(|()| P::U64::new(0));
@@ -180,7 +181,8 @@ impl<P: Platform> Pot<P> {
         census.leave(number, weight);
     }
 
-    /// Leaves a debt for the port that the flow comes to next. The sum guards nothing: Relaxed.
+    /// Leaves a debt for the port that the flow comes to next. The sum guards no data, so Relaxed
+    /// is enough.
     pub(super) fn leave_debt(&self, tokens: u64) {
         self.debt.fetch_add(tokens, Ordering::Relaxed);
     }
@@ -193,7 +195,7 @@ impl<P: Platform> Pot<P> {
         }
     }
 
-    /// Notes that the flow sends in this period, or waits to.
+    /// Notes that the flow sends in this period, or waits to send.
     #[inline]
     pub(super) fn see(&self, census: &Census<P>, period: Period, weight: Weight) {
         let mut old = self.seen.load(Ordering::Acquire);
@@ -202,7 +204,8 @@ impl<P: Platform> Pot<P> {
             // A port that is behind moves nothing back.
             let Some(age @ 1..) = period.number.checked_sub(last) else { return };
             if age <= u64::from(period.reach) {
-                // Before other ports can find the flow seen: its tokens may be used up at once.
+                // `counted` is written before other ports can find the flow seen, because they may
+                // use up its tokens at once.
                 self.counted.store(period.number, Ordering::Relaxed);
             }
             let new = period.number << WEIGHT_BITS | u64::from(weight.in_256ths());
@@ -213,7 +216,7 @@ impl<P: Platform> Pot<P> {
                 Ok(_) => return census.leave(last, old_weight),
                 Err(now) => old = now,
             }
-            // Another port has moved the flow meanwhile: it must not be here twice.
+            // Another port has moved the flow meanwhile, and the flow must not be counted twice.
             census.leave(period.number, weight);
         }
     }
@@ -230,7 +233,7 @@ impl<P: Platform> Pot<P> {
         let (tag, share) = (period.tag(), period.share(weight));
         let tag_before = self::tag(period.number.wrapping_sub(1));
         let want = owed + (share >> periods.batch_shift).max(1);
-        // Acquire and release: see *Which period a pot is of*, above.
+        // Acquire and release: see *The period of a pot*, above.
         let mut old = self.tokens.load(Ordering::Acquire);
         loop {
             let left = if old & !LEFT == tag {
@@ -303,9 +306,9 @@ struct Clock<P: Platform> {
     terms: P::U64,
 }
 
-/// The weights that a period is divided by if no flow was active. No flow counts in it, so it ends
-/// as soon as a flow runs out; flows that come until then get no more than beside the largest
-/// weight.
+/// The sum of weights by which a period's tokens are divided if no flow was active. No flow counts
+/// in the period, so it ends as soon as a flow runs out; a flow that comes until then gets the part
+/// of the tokens that its weight is of the largest weight.
 const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 
 // **Sleepers, and why none is left asleep.** A port that may send nothing sets its bit in
@@ -315,13 +318,14 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 // side,
 // 1. the port that publishes a period *then* takes all bits and wakes those ports;
 // 2. the port that takes the last one off `unspent` *then* reads `sleepers` and wakes one, which
-//    does the rest;
+//    begins the next period;
 // 3. a port whose own count of outstanding requests falls below `busy` writes the count and *then*
 //    reads `sleepers` and adds up the counts of all ports: if the sum is below `busy` it wakes one
 //    port, but not while one is known to be waiting out its patience. (While its own count is at
 //    least `busy` the sum is, too, and it need not read `sleepers`; under load that is always so.)
 // 4. the thread that raises `busy` *then* reads `sleepers` and wakes them all. (A port that
-//    completes a request and still reads the smaller `busy` wakes none; that does not last.)
+//    completes a request may still read the smaller `busy` and wake none; a later completion
+//    reads the new value and acts as in 3.)
 // 5. `tick` begins the next period when the time is over.
 //
 // Cases 2 and 3 wake one port. Its requests may have been taken back by then, and it would do
@@ -329,11 +333,11 @@ const NOBODY: u64 = Weight::MAX.in_256ths() as u64;
 // reads `sleepers` and wakes another port.
 //
 // These accesses are sequentially consistent, so in each case one side sees the other. If the claim
-// fails because another port has claimed the period, that port takes all bits after ours was set,
-// and we are woken. A bit is never assumed to be still set: a port that stops sets it again, since
-// a late publisher may have taken it. `P::fence` marks the places.
+// fails because another port has claimed the period, that port takes all bits after this port has
+// set its own, and wakes this port. A bit is never assumed to be still set: a port that stops sets
+// it again, since a late publisher may have taken it. `P::fence` marks the places.
 impl<P: Platform> Periods<P> {
-    /// The first period, for which no flow counts: it ends as soon as one runs out.
+    /// The first period, for which no flow counts: it ends as soon as a flow runs out.
     pub(super) fn new(ports: usize, length_ns: u64, tokens: u64, patience: u32) -> Self {
         let word = |value| CachePadded::new(P::U64::new(value));
         let first = Period::new(1, tokens, NOBODY);
@@ -364,7 +368,7 @@ impl<P: Platform> Periods<P> {
     /// The current period.
     pub(super) fn now(&self) -> Period {
         let number = self.number();
-        // Not before the number: the words read here are as new as the number, or newer.
+        // These words are read after the number, so they are as new as the number, or newer.
         let Clock { per_weight, terms, .. } = &*self.clock;
         let terms = terms.load(Ordering::Relaxed);
         let (reach, keeps) = (terms as u8, terms >> u8::BITS != 0);
@@ -432,12 +436,13 @@ impl<P: Platform> Periods<P> {
 
     // **Patience.** Clients that keep many requests outstanding send and receive them in bursts, so
     // for some microseconds there may be next to none. To end the period for that would give other
-    // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding (but not
-    // none: then it acts) writes the time, and checks again after a 64th of the elapsed time of the
-    // period; the port whose request makes them enough clears that word. A period lasts as long as
-    // its tokens, so the device is short for at most a 64th of the time. The word orders nothing:
-    // if it is cleared too late, a period ends early, as it would without patience; and if no port
-    // acts when patience is over, the next completion wakes a port that does.
+    // flows tokens that are not theirs. So a port that finds fewer than `busy` outstanding writes
+    // the time, and checks again after a 64th of the elapsed time of the period; the port whose
+    // request makes `busy` outstanding clears that word. (If none is outstanding, the port begins
+    // the next period at once.) So one shortage lasts for at most a 64th of the period so far. The
+    // word orders nothing: if it is cleared too late, a period ends early, as it would without
+    // patience; and if no port acts when patience is over, the next completion wakes a port that
+    // does.
     /// The time until which a port tolerates that too few requests, but not none, are outstanding.
     fn bear_until_ns(&self, now_ns: u64) -> u64 {
         if self.patience == 0 {
@@ -469,10 +474,10 @@ impl<P: Platform> Periods<P> {
         others.next()
     }
 
-    /// Takes off the list a port that has nothing left that waits for another period. Gives another
-    /// sleeper to wake, since this port may have been woken in its place.
+    /// Removes the mark of a port that has no request left that waits for another period. Gives
+    /// another sleeper to wake, since this port may have been woken in place of that one.
     pub(super) fn delist(&self, port: PortId) -> Option<PortId> {
-        // Without a mark, all sleepers have been woken after it was set.
+        // If the mark is gone, all sleepers have been woken after it was set.
         let is_marked = self.sleepers.set().remove(port, Ordering::SeqCst);
         is_marked.then(|| self.a_sleeper_beside(port)).flatten()
     }
@@ -504,8 +509,8 @@ impl<P: Platform> Periods<P> {
 }
 
 impl<P: Platform> Shared<P> {
-    /// When the next period is due, for a port that may send nothing; `None`: not before another
-    /// event.
+    /// The time at which the next period is due, for a port that may send nothing; `None` if it is
+    /// not due before another event.
     pub(super) fn due_ns(&self, period: Period, now_ns: u64) -> Option<u64> {
         let Shared { periods, .. } = self;
         if periods.is_ending(period) {
@@ -538,7 +543,8 @@ impl<P: Platform> Shared<P> {
         let (tokens, reach) = self.plan(period, now_ns);
         let (active, weights) = census.sum(period.number, reach);
         let next = period.number + 1;
-        // Before the number is published: ports that read it enter flows and count them at once.
+        // The sums are ready before the number is published, because ports that read it enter flows
+        // and count them at once.
         census.open(next);
         periods.unspent.store(next << COUNT_BITS | active, Ordering::SeqCst);
         periods.end_ns.store(now_ns.saturating_add(periods.length_ns), Ordering::Relaxed);
@@ -553,7 +559,7 @@ impl<P: Platform> Shared<P> {
         let ran_out_early = self.periods.all_ran_out(period) && !self.periods.is_over(now_ns);
         let used = self.sum(|line| &line.used);
         self.planner.with(|planner| {
-            // Once in the length of a period, however early periods end.
+            // Latencies are measured once in the length of a period, however early periods end.
             let elapsed_ns = now_ns.saturating_sub(planner.measured_ns);
             if elapsed_ns >= self.periods.length_ns {
                 planner.measured_ns = now_ns;
@@ -619,8 +625,8 @@ mod tests {
         periods.publish(second);
         assert_eq!(take(second, Weight::new(200).unwrap(), 0), Taken::Some(200));
         assert_eq!(take(first, WEIGHT, 1), Taken::None);
-        // Tokens left are valid for one more period, up to that period's share; not if it does not
-        // keep them.
+        // Tokens left are valid for one more period, up to that period's share, unless that period
+        // does not keep them.
         let third = period(9, 6400, 200);
         periods.publish(third);
         assert_eq!(take(third, WEIGHT, 0), Taken::Some(100));

@@ -1,12 +1,12 @@
 //! One port of Kyber-fairness: the three verbs.
 //!
-//! **The port's own.** For each flow a queue set and the tokens it has in hand, which may be
-//! negative: a request goes if there is one token, and its cost beyond that is a debt. Flows that
-//! have requests are in one of two lists: *ready*, served in turn, a batch each; and *throttled*,
-//! out of tokens until the next period. A flow's tokens are valid in the period in which they were
-//! taken and the next; debts do not expire. All this is in the flow's seat ([`PortFlows`]); if
-//! another flow takes the seat, tokens in hand are dropped, and a debt is left with the pot, from
-//! which the next port that the flow comes to takes it over.
+//! **The port's own state.** For each flow a port has a queue set and the tokens in hand, which may
+//! be negative: a request goes if there is one token, and its cost beyond that is a debt. Flows
+//! that have requests are in one of two lists: *ready*, served in turn, a batch each; and
+//! *throttled*, out of tokens until the next period. A flow's tokens are valid in the period in
+//! which they were taken and the next; debts do not expire. All this is in the flow's seat
+//! ([`PortFlows`]); if another flow takes the seat, tokens in hand are dropped, and a debt is left
+//! with the pot, from which the next port that the flow comes to takes it over.
 //!
 //! **Bounds of loops.** In one period `next` visits each flow of the ready list at most once: a
 //! flow sends, or goes to the throttled list. Each further round follows another period, begun here
@@ -36,10 +36,10 @@ use crate::policy::serial::merge::{Piece, Placed};
 use crate::structures::port_flows::PortFlows;
 use crate::structures::queues::{Fifo, Links};
 
-/// No request is charged more than this, 1 TiB, before the ratio.
+/// No request is charged more than this, 1 TiB, before the ratio is applied.
 const MAX_CHARGE: u64 = 1 << 40;
-/// The most periods that one call of `next` goes through; in all but absurd cases more than there
-/// are in a row while all flows pay debts.
+/// The most periods that one call of `next` goes through. In all but absurd cases some flow has
+/// paid its debts after fewer periods and can send.
 const MOST_PERIODS: u32 = 64;
 
 /// One shard's port of Kyber-fairness.
@@ -73,7 +73,7 @@ struct Local {
     wakes: u64,
 }
 
-/// State of a tag. One of zeroes is free.
+/// State of a tag. An entry of zeroes is free.
 #[derive(Clone, Copy, Zeroable)]
 struct Entry {
     cost: u64,
@@ -96,7 +96,7 @@ struct LocalFlow {
     list: List,
 }
 
-/// Which list a flow is in.
+/// The list that a flow is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum List {
     None,
@@ -219,7 +219,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
                 return waits;
             }
         }
-        // Enough periods for one call; the caller comes back at once.
+        // This call has gone through enough periods; the caller calls again at once.
         Next::WaitUntil(now_ns)
     }
 
@@ -335,7 +335,7 @@ impl<P: Platform> Port for KyberFairPort<P> {
 
     #[inline]
     fn barrier(&mut self, flow: FlowId) {
-        // Without a seat it has nothing here.
+        // A flow without a seat has no requests here.
         if let Some(seat) = self.local.account.seat(flow) {
             self.local.units.barrier(seat);
         }
@@ -400,19 +400,19 @@ impl Local {
         }
     }
 
-    /// A command has left the device.
+    /// Counts a command that has left the device.
     #[inline]
     fn left<P: Platform>(&mut self, shared: &Shared<P>, now_ns: u64, wake: &mut PortSet) {
         let Some(line) = shared.lines.get(usize::from(self.port.0)) else { return };
         self.outstanding = self.outstanding.wrapping_sub(1);
         let busy = shared.busy();
-        // This port's requests are enough by themselves: no sleeper waits for this, and no order is
-        // needed.
+        // This port alone has `busy` requests outstanding, so no sleeper waits for this count, and
+        // no order is needed.
         if self.outstanding >= busy {
             line.outstanding.store(self.outstanding, Ordering::Relaxed);
             return;
         }
-        // Before the sleepers are read: see *Sleepers* in `period`.
+        // The count is written before the sleepers are read: see *Sleepers* in `period`.
         line.outstanding.store(self.outstanding, Ordering::SeqCst);
         if let Some(sleeper) = shared.periods.a_sleeper_beside(self.port) {
             let outstanding = shared.outstanding();
@@ -514,15 +514,15 @@ impl Local {
         self.units.begin(unit?)
     }
 
-    /// Issues a request and charges its flow; of a command of several, only the last counts as
-    /// outstanding.
+    /// Issues a request and charges its flow; of several requests in one command, only the last
+    /// counts as outstanding.
     #[inline]
     fn send<P: Platform>(&mut self, shared: &Shared<P>, piece: &Piece, now_ns: u64) -> Next {
         let next = next_of(piece);
         let Some(entry) = self.entries.get_mut(piece.job as usize) else { return next };
         entry.state = State::Issued;
         entry.issued_ns = now_ns;
-        // At most 2^40 times 2^12 (`MAX_CHARGE`, `Ratio::MAX`), so it fits.
+        // The product is at most 2^40 times 2^12 (`MAX_CHARGE`, `Ratio::MAX`), so it fits.
         let charge = if entry.domain == Domain::Write {
             (entry.cost * self.write_ratio) >> 8
         } else {
@@ -550,8 +550,8 @@ impl Local {
         next
     }
 
-    /// All flows with staged requests here are out of tokens: begins the next period if it is due.
-    /// Gives the answer of `next`, or `None` if there is another period.
+    /// Begins the next period if it is due, since all flows with staged requests here are out of
+    /// tokens. Gives the answer of `next`, or `None` if there is another period.
     #[cold]
     fn starve<P: Platform>(
         &mut self,
@@ -605,8 +605,8 @@ impl<P: Platform> Shared<P> {
     /// Gives the seat to another flow: the old flow leaves its debt with its pot, and the new flow
     /// takes over the debt in its own pot.
     ///
-    /// The pot belongs to the old flow as long as that is open: the port has not released it, and
-    /// does not in the midst of a verb.
+    /// The pot belongs to the old flow as long as that flow is open: the port has not released its
+    /// slot, and releases none in the middle of a verb.
     #[cold]
     fn reseat(&self, seat: &mut LocalFlow, flow: FlowId) {
         let old = seat.owner;

@@ -19,20 +19,21 @@
 //! - *Average.* The sum of the flows' averages is the average of their sum, so one is kept: used
 //!   tokens over time, both halved whenever the time exceeds four periods. When time ran out the
 //!   last period counts by itself if its rate is less: a device that has slowed down (garbage
-//!   collection) is followed at once, since too many tokens cost fairness, and too few only another
-//!   beginning.
+//!   collection) is followed at once, since too many tokens cost fairness, and too few cost only
+//!   another beginning of a period.
 //! - *For the same reason* a sixteenth is taken off: in a steady state the tokens run out shortly
 //!   before the time does.
-//! - *Slowly.* The number at most doubles or halves from one period to the next: the first requests
-//!   of a burst go to an empty device at no rate at all. If all flows have run out and nothing was
-//!   used, all tokens pay debts for requests larger than their flows' tokens: then the number
-//!   doubles until a request can go, for that period only.
+//! - *Slowly.* The number at most doubles or halves from one period to the next, because the first
+//!   requests of a burst go to an empty device at once and show nothing of its rate. If all flows
+//!   have run out and nothing was used, all tokens pay debts for requests larger than their flows'
+//!   tokens: then the number doubles until a request can go, for that period only.
 //!
 //! **The ratio.** The paper takes the latencies from Kyber's histogram, whose buckets are half a
 //! millisecond wide for reads and 2.5 for writes: on an SSD all are in the first and the ratio is
-//! that of the targets, 5. So exact sums are kept instead, mean over mean, whenever a period's time
-//! has passed, moved a quarter of the way. Where most of the latency is queueing in the device both
-//! kinds have it, and the ratio understates; an operator who knows better sets the costs.
+//! that of the targets, 5. So exact sums are kept instead: whenever a period's time has passed, the
+//! ratio moves a quarter of the way to the mean latency of writes divided by that of reads. If most
+//! of the latency is queueing in the device, both means contain it, and the ratio is too small; an
+//! operator can then set the costs.
 
 use crate::contract::bounds::{ConfigError, within};
 
@@ -85,7 +86,7 @@ pub(super) struct Predictor {
     totals: Totals,
     part_ns: u64,
     tokens: u64,
-    /// When the period began; `None` before the first.
+    /// The time at which the period began; `None` before the first.
     began_ns: Option<u64>,
     /// The counter of used tokens at that time.
     used_before: u64,
@@ -115,8 +116,8 @@ impl Predictor {
         self.tokens
     }
 
-    /// The tokens of the period that begins now. `used` counts those used since the start, over all
-    /// ports; `ran_out_early` says that the last period ended because all had run out.
+    /// The tokens of the period that begins now. `used` counts the tokens used since the start,
+    /// over all ports; `ran_out_early` says that the last period ended because all had run out.
     pub(super) fn next(&mut self, now_ns: u64, used: u64, ran_out_early: bool) -> u64 {
         let used = used.wrapping_sub(core::mem::replace(&mut self.used_before, used)).min(1 << 46);
         let began_ns = self.began_ns.replace(now_ns);
@@ -140,14 +141,14 @@ impl Predictor {
             self.used /= 2;
             self.parts /= 2;
         }
-        // At most 2^47 tokens times 2^15.
+        // The products are at most 2^47 tokens times 2^15.
         let rate = |used: u64, parts: u64| 2 * (used * (PARTS / 2) / parts.max(1));
         let mut tokens = rate(self.used, self.parts);
         if !ran_out_early && parts >= PARTS {
             tokens = tokens.min(rate(used, parts));
         }
         tokens -= tokens / 16;
-        // Not `clamp`, which panics if the bounds are the wrong way round.
+        // This does not use `clamp`, which panics if the bounds are the wrong way round.
         let bounded = tokens.max(self.tokens / 2).min(self.tokens.saturating_mul(2));
         self.tokens = bounded.max(self.totals.least).min(self.totals.most);
     }
@@ -162,8 +163,9 @@ pub(super) struct Stay {
 }
 
 impl Stay {
-    /// Nanoseconds; a flow that was seen longer ago than this has nothing in the device. Twice the
-    /// mean: while a queue builds up, later requests may wait twice as long as those that complete.
+    /// The time in nanoseconds after which a flow that was not seen has nothing in the device. It
+    /// is twice the mean, because while a queue builds up, later requests may wait twice as long as
+    /// those that complete.
     pub(super) fn horizon_ns(&self) -> u64 {
         self.mean_ns.saturating_mul(2)
     }
@@ -323,7 +325,7 @@ mod tests {
             stay.update([reads, [0; 2], others], 100 * MS, is_busy);
             stay.horizon_ns() / MS
         };
-        assert_eq!(horizon_ms([0; 2], [0; 2], true), 200, "in the device since the last look");
+        assert_eq!(horizon_ms([0; 2], [0; 2], true), 200, "in the device since the last update");
         assert_eq!(horizon_ms([0; 2], [0; 2], true), 400);
         assert_eq!(horizon_ms([30 * MS, 2], [10 * MS, 2], true), 20, "10 ms each");
         assert_eq!(horizon_ms([30 * MS, 2], [40 * MS, 3], true), 60);

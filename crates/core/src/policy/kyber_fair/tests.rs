@@ -42,12 +42,12 @@ fn issue_all(port: &mut KyberFairPort, now_ns: u64) -> Vec<u32> {
 }
 
 /// Lets the flows use up their tokens in one period, so that they count in the next, which begins
-/// at `now_ns`, and bring nothing into it.
+/// at `now_ns`, and bring no tokens into it.
 fn warm_up(policy: &KyberFair, port: &mut KyberFairPort, flows: &[FlowId], now_ns: u64) {
     policy.tick(0, &mut { PortSet::EMPTY });
     for &flow in flows {
         let weight = policy.shared.flows.weight(flow).unwrap();
-        // No flow was active: this one has its share beside the largest weight.
+        // No flow was active, so the flow gets its weight's part of the largest weight (`NOBODY`).
         let share = tokens(policy).tokens * u64::from(weight.get()) / 10_000;
         submit(port, 0, flow, Op::Read, share as u32).unwrap();
         assert_eq!(issue_all(port, 0), [0]);
@@ -120,11 +120,12 @@ fn nobody_waits_beside_an_idle_device() {
     let wake = &mut { PortSet::EMPTY };
     second.complete(100 * MS, Tag(0), Outcome::Done, wake);
     assert_eq!(*wake, PortSet::only(PortId(0)));
-    assert!(issue_all(first, 100 * MS).starts_with(&[1]), "however much it owes");
+    assert!(issue_all(first, 100 * MS).starts_with(&[1]), "whatever its debt is");
 }
 
-/// Ports of a and b sleep, and a's request is taken back before or after the device has run empty,
-/// for which one sleeper is woken. b's request goes in each case.
+/// Ports of a and b sleep, and a's request is taken back before or after the device has run empty.
+/// The port whose request was the last on the device wakes one sleeper. b's request is issued in
+/// each case.
 #[test]
 fn a_port_that_has_taken_back_its_last_request_sleeps_for_nobody() {
     for is_late in [false, true] {
@@ -198,7 +199,7 @@ fn a_moment_with_few_outstanding_ends_no_period() {
         second.complete(now_ns, Tag(0), Outcome::Done, wake);
         assert_eq!(*wake, PortSet::only(PortId(0)));
         let Next::WaitUntil(until_ns) = first.next(now_ns, &mut { PortSet::EMPTY }) else {
-            panic!("it is to ask again")
+            panic!("it has to call again")
         };
         assert_eq!(until_ns, now_ns + (now_ns - 100 * MS) / 64);
         submit(&mut second, 0, b, Op::Read, 10).unwrap();
@@ -326,8 +327,8 @@ fn writes_cost_the_measured_ratio() {
         now_ns = policy.tick(now_ns, &mut { PortSet::EMPTY }).unwrap();
     }
     assert_eq!(tokens(&policy).write_percent, 350);
-    // 2000 tokens are 20 reads of 100 bytes, or 6 writes, and as many are left of the last period,
-    // in which a wanted less; b still has its own.
+    // a has 2000 tokens of this period, and 2000 left of the last one, in which it wanted less: at
+    // 350 % these pay for some 12 writes of 100 bytes. b keeps its own tokens.
     (0..50).for_each(|tag| assert!(submit(port, tag, a, Op::Write, 100).is_ok()));
     let issued = issue_all(port, began_ns);
     assert!((11..=13).contains(&issued.len()), "{issued:?}");
@@ -342,7 +343,8 @@ fn the_ratio_is_measured_however_early_periods_end() {
     warm_up(&policy, port, &[a, b], 100 * MS);
     let (mut now_ns, periods) = (100 * MS, tokens(&policy).periods);
     for _ in 0..200 {
-        // More than 2000 tokens of each, and so a period or more each time.
+        // Each flow submits more than its 2000 tokens pay for, so each round takes a period or
+        // more.
         (0..30).for_each(|tag| assert!(submit(port, tag, a, Op::Read, 100).is_ok()));
         (32..62).for_each(|tag| assert!(submit(port, tag, b, Op::Write, 100).is_ok()));
         let mut issued = 0;
@@ -369,8 +371,8 @@ fn the_ratio_is_measured_however_early_periods_end() {
 }
 
 /// a has 1000 tokens a period beside b and uses one of them; then it sends nothing for some periods
-/// in which b does. When it returns, it has 1333: its weight's tokens in a period that only counts
-/// b.
+/// in which b does. When it returns, it has 1333 tokens: 100 / 300 of the 4000, because the period
+/// was planned for b's weight alone.
 #[test]
 fn what_is_left_is_good_for_one_more_period() {
     for (absence, issued) in [(0, 10), (1, 7), (5, 7)] {

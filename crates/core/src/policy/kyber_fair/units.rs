@@ -61,7 +61,7 @@ impl Units {
         self.merger.as_mut().is_none_or(|merger| merger.completed(Job(tag.0), outcome).is_some())
     }
 
-    /// The number of a request's unit, if it is alone in it.
+    /// The number of a request's unit, if the unit has no other request.
     pub fn alone(&self, tag: Tag) -> Option<u32> {
         match &self.merger {
             None => Some(tag.0),

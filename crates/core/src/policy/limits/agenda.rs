@@ -10,8 +10,8 @@ use crate::structures::queues::{Fifo, Key, Links, Tournament};
 
 /// Lanes by number. Each has a key, such as its flow's slot.
 pub(crate) struct Agenda {
-    /// The flow of each lane that is open, and the time of the lane's next visit: the order has the
-    /// lower 56 bits, two years of nanoseconds.
+    /// The flow of each lane that is open, and the time of the lane's next visit: the order uses
+    /// only the lower 56 bits of the time, two years of nanoseconds.
     lanes: Box<[(Option<FlowId>, u64)]>,
     /// The lane of each key, as its number plus one; 0 for none.
     of: Box<[u32]>,
@@ -25,7 +25,7 @@ pub(crate) struct Agenda {
 }
 
 impl Agenda {
-    /// For the keys below `keys`, of which at most `lanes` have a lane at once.
+    /// An agenda for the keys below `keys`, of which at most `lanes` have a lane at once.
     pub(crate) fn new(lanes: usize, keys: usize) -> Self {
         let (mut free, mut links) = (Fifo::default(), Links::new(lanes));
         (0..lanes as u32).for_each(|lane| links.push(&mut free, lane));
@@ -54,8 +54,8 @@ impl Agenda {
         (self.lanes.get(lane)?.0 == Some(flow)).then_some(lane)
     }
 
-    /// Has the lane visited at this time. Of lanes with the same time the one that was put there
-    /// first is visited first.
+    /// Sets the time of the lane's next visit. Lanes with the same time are visited in the order in
+    /// which their times were set.
     pub(crate) fn visit_at(&mut self, lane: usize, at_ns: u64) {
         if let Some((_, time)) = self.lanes.get_mut(lane) {
             *time = at_ns;

@@ -1,20 +1,20 @@
 //! A rate with a burst: a token bucket that all ports take from, kept as a time.
 //!
 //! **Model.** The word is the *theoretical arrival time* of the generic cell rate algorithm (ITU-T
-//! I.371): when the bucket will be full again. Taking an amount advances this time, or the present
-//! if that is later, by the time that the rate needs for the amount. An amount may be taken as long
-//! as the result is at most the burst's time ahead of the present. So a bucket is one word, and
-//! nothing refills it.
+//! I.371): the time at which the bucket will be full again. Taking an amount advances this time, or
+//! the present if that is later, by the time that the rate needs for the amount. An amount may be
+//! taken as long as the result is at most the burst's time ahead of the present. So a bucket is one
+//! word, and nothing refills it.
 //!
 //! **Law.** Within any interval at most rate x interval + burst is taken, where a request larger
 //! than the burst counts instead of the burst. If a request grows after it has taken its amount,
-//! the growth becomes a debt: nothing is taken before the rate has paid it.
+//! the growth becomes a debt: nothing more is taken until the rate has made up for it.
 //!
 //! **Bounds of loops.** A compare-and-swap is tried again only if another port has taken or
 //! refunded in between.
 //!
-//! *Memory ordering.* The words guard no data; a port that reads an old one finds out when it
-//! compares and swaps. So all accesses are Relaxed.
+//! *Memory ordering.* The words guard no data; a port that reads an old value detects this in its
+//! compare-and-swap. So all accesses are Relaxed.
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
@@ -29,8 +29,8 @@ const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 /// The most debt, in bursts, of requests that go regardless of the bucket.
 const DEBT: u64 = 2;
 
-/// A point in time or a length of it, in 64ths of a nanosecond. After nine years the clock stands
-/// still here, and caps and reservations are not counted from then on.
+/// A point in time or a length of it, in 64ths of a nanosecond. The value saturates when the clock
+/// has run for nine years; caps and reservations are not counted from then on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Time(u64);
 
@@ -73,7 +73,8 @@ impl<P: Platform> Bucket<P> {
         self.burst.store(lasts(step, burst).0, Ordering::Relaxed);
     }
 
-    /// When it is full again, in a [`Time`]'s unit: for the same rate and burst, the amount taken.
+    /// The time at which the bucket will be full again, in the unit of [`Time`]. For one rate and
+    /// burst it represents the amount taken.
     pub(crate) fn taken(&self) -> u64 {
         self.full_at.load(Ordering::Relaxed)
     }
@@ -94,8 +95,8 @@ impl<P: Platform> Bucket<P> {
     #[inline]
     fn earliest(&self, full_at: u64, now: Time, cost: Time) -> (Time, u64) {
         let after = full_at.max(now.0).saturating_add(cost.0);
-        // A request larger than the burst may go when the bucket is full: else it would wait for
-        // ever.
+        // A request larger than the burst may go when the bucket is full, because otherwise it
+        // would wait for ever.
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
         (Time(after.saturating_sub(burst)).max(now), after)
     }
@@ -123,9 +124,9 @@ impl<P: Platform> Bucket<P> {
     }
 
     /// Takes `cost` for a request that goes regardless of the bucket. The missing part becomes a
-    /// debt of at most [`DEBT`] bursts. If less than an eighth of the request is missing to that
-    /// limit, nothing is written, so that a flow far above this rate does not write the shared word
-    /// for each request.
+    /// debt of at most [`DEBT`] bursts. If the debt may grow by no more than an eighth of the
+    /// request's cost, nothing is written, so that a flow far above this rate does not write the
+    /// shared word for each request.
     #[inline]
     pub(crate) fn spend(&self, now: Time, cost: Time) {
         let burst = self.burst.load(Ordering::Relaxed).max(cost.0);
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(taken(5000, 5001), 100, "the burst");
         assert_eq!(taken(5001, 6000), 999);
         assert_eq!(taken(6000, 6500), 500);
-        assert_eq!(taken(9000, 10_000), 1099, "the burst again, and no more for a longer rest");
+        assert_eq!(taken(9000, 10_000), 1099, "the burst again, and no more after a longer pause");
     }
 
     #[test]

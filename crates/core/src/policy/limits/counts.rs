@@ -24,7 +24,7 @@ impl Demand {
         self.submitted.wrapping_sub(self.completed)
     }
 
-    /// Requests and bytes completed since then.
+    /// Requests and bytes completed since `before`.
     pub(crate) fn since(self, before: Demand) -> [u64; 2] {
         let requests = self.completed.wrapping_sub(before.completed);
         [requests.into(), self.bytes.wrapping_sub(before.bytes)]

@@ -9,11 +9,12 @@ use crate::contract::share::{Caps, Reservation, ReservationState, Share};
 const SECOND_NS: u64 = 1_000_000_000;
 /// A flow that has had no request for this time, in nanoseconds, is idle.
 const IDLE_NS: u64 = 100_000_000;
-/// A flow that did not get its reservation in a second with room gets no room for this long, in
-/// nanoseconds. The time doubles with each such second in a row, up to 16 times it.
+/// If a flow misses its reservation in a second in which the other flows made room for it, they
+/// make no room for it for this time, in nanoseconds. The time doubles with each such second in a
+/// row, up to 16 times this value.
 const FUTILE_NS: u64 = 16_000_000_000;
 const FUTILE_MOST: u32 = 4;
-/// A flow has its reservation if it has this part of it, in percent.
+/// A reservation counts as met if the flow was served at least this part of it, in percent.
 const MET_PERCENT: u64 = 97;
 
 /// A flow and its settings.
@@ -48,7 +49,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// A slot's counts go on from one flow to the next: the demand until now is left out.
+    /// `begun`: the counts of the slot at this time. They are subtracted from later counts, because
+    /// a new flow in the slot does not reset them.
     pub(super) fn new(flow: FlowId, weight: Weight, effective: Weight, begun: Demand) -> Member {
         Member {
             flow,
@@ -99,8 +101,8 @@ impl Member {
         has_more: bool,
     ) -> Option<u64> {
         self.peak = demand.live().max(self.peak - self.peak.div_ceil(8));
-        // A flow that rests at times keeps too few requests outstanding for room to help it, and
-        // one that has more by its weight needs none.
+        // Room does not help a flow that at times has nothing outstanding, and a flow that gets
+        // more than its reservation by its weight needs no room.
         let can_be = self.is_active && !self.has_rested && now_ns >= self.futile_ns;
         let is_to_be = can_be && !has_more;
         let most = supply.most(self.peak.into(), self.granted).filter(|_| is_to_be);
@@ -120,9 +122,10 @@ impl Member {
         self.last = done.map(|done| done.saturating_mul(1_000_000) / lasted_us);
         let has = |(last, granted): (&u64, u64)| *last >= granted / 100 * MET_PERCENT;
         let is_met = self.last.iter().zip(self.granted.rates()).all(has);
-        // Others have made room for all of this second, so it shows whether that helps.
+        // Others have made room for all of this second, so the second shows whether room helps the
+        // flow.
         if self.room_ns.is_some_and(|since_ns| since_ns <= self.second_ns) {
-            // If it does not help, the flow keeps too few requests outstanding.
+            // If room does not help, the flow keeps too few requests outstanding.
             let pause_ns = if is_met { 0 } else { FUTILE_NS << self.futile.min(FUTILE_MOST) };
             self.futile_ns = now_ns.saturating_add(pause_ns);
             self.futile = if is_met { 0 } else { self.futile.saturating_add(1) };

@@ -1,9 +1,9 @@
 //! Limits: the least and the most service of a flow, and groups of flows, in front of any policy.
 //!
-//! **Problem.** Weights of flows are one level, and organisations nest: capacity that a team's
-//! database leaves is the team's before it is the neighbours'. A database needs a floor in requests
-//! a second, whatever others weigh; a service that is sold, or a limit that protects neighbours, is
-//! a ceiling, as in Linux's `io.max`. **Model.** A flow has a
+//! **Problem.** Weights of flows form one level, but organisations nest: capacity that a team's
+//! database leaves unused should go to the team before it goes to other teams. A database needs a
+//! least rate of requests, whatever the weights of others; a service that is sold, or that could
+//! disturb its neighbours, needs a highest rate, as in Linux's `io.max`. **Model.** A flow has a
 //! bucket for each of its caps (requests and bytes, of reads, of writes, and of both) and two for
 //! its reservation, a group has its caps, and all ports share them.
 //!
@@ -18,22 +18,25 @@
 //!   their group's weight (`tree`), and the policy gets the products.
 //! - *Caps.* A request takes from its flow's caps and those of all its groups at once, or from
 //!   none. Until then it waits in a lane *before* the policy, holds no virtual time and no slot,
-//!   and costs the others nothing. Lanes at the same cap take turns: those of several ports, and a
-//!   group's by its flows' effective weights.
-//! - *Reservations.* All service of a flow is taken from its reservation's buckets. While one is
-//!   not empty the flow has had less; then its first request is taken out of the policy, uncharged,
-//!   and goes before all others, beside D. A direct policy has no request to take out: `d2fq`'s go
-//!   to the urgent class instead, and with `none` a reservation does nothing.
+//!   and costs the others nothing. Lanes that wait for the same cap take turns: the lanes of a flow
+//!   on several ports, and the lanes of a group's flows by their effective weights.
+//! - *Reservations.* All service of a flow is taken from its reservation's buckets. While one of
+//!   them is not empty, the flow has had less than its reservation; then its first request is taken
+//!   out of the policy, is not charged, and goes before all others, in addition to D. A direct
+//!   policy has no request to take out: `d2fq`'s go to the urgent class instead, and with `none` a
+//!   reservation does nothing.
 //! - *Room.* A flow with `n` requests outstanding has its reservation if at most `n x the device's
 //!   rate / reservation` are on the device (Little's law). A tick computes the least of these
 //!   bounds, and a port does not call the policy while its requests on the device fill its part.
-//! - *Supply.* If active flows reserve more than the device's rate, all grants shrink alike.
+//! - *Supply.* If active flows reserve more than the device's rate, all grants are reduced by the
+//!   same factor.
 //!
-//! **Laws.** Over every interval a cap lets go at most rate x interval + burst, and what goes ahead
-//! for a reservation is at most rate x interval + a twentieth of a second's amount. **Bounds.** A
-//! verb reads a flow and [`Group::LEVELS`] groups, and visits 16 lanes; a tick visits 1,024 flows;
-//! a group's first cap, or the end of its last one, updates all flows. **Cost.** Unused, a verb
-//! reads one word that does not change. Reasons: docs/decisions 0039 and 0040.
+//! **Laws.** Over every interval a cap lets at most rate x interval + burst pass, and requests that
+//! go ahead for a reservation take at most rate x interval + a twentieth of a second's amount.
+//! **Bounds.** A verb reads a flow and [`Group::LEVELS`] groups, and visits 16 lanes; a tick visits
+//! 1,024 flows; a group's first cap, or the end of its last one, updates all flows. **Cost.** While
+//! no limits are set, a verb reads one word that does not change. Reasons: docs/decisions 0039 and
+//! 0040.
 
 pub(crate) mod agenda;
 pub(crate) mod bucket;
@@ -71,7 +74,7 @@ const VISIT_NS: u64 = 10_000_000;
 const FLOWS_AT_ONCE: usize = 1024;
 /// Lanes, or slots of flows, that a port visits in one call.
 pub(crate) const AT_ONCE: usize = 16;
-/// The longest time between two visits of a lane, in nanoseconds, since settings change.
+/// The longest time between two visits of a lane, in nanoseconds: settings may change meanwhile.
 pub(crate) const AGAIN_NS: u64 = 100_000_000;
 
 // *Memory ordering.* A flow's word is stored with Release after its buckets are set, and read with
@@ -103,7 +106,8 @@ pub(crate) struct LimitControl {
     live: u64,
 }
 
-/// The least weight that is exact enough, in 256ths: to a hundredth.
+/// The least scaled weight that is exact enough, in 256ths: rounding changes it by about a
+/// hundredth.
 const FINE: u64 = 64;
 /// The most that weights are scaled by, as a power of two.
 const SCALE_MAX: u32 = 20;
@@ -139,8 +143,8 @@ impl LimitControl {
         self.supply.asked(core::mem::take(&mut self.asked_ppm));
         let (least, most) = core::mem::replace(&mut self.extremes, NO_WEIGHTS);
         let largest = u64::from(Weight::MAX.in_256ths());
-        // Up by a factor of 2 if the least is below `FINE`, down if it is four times that, so that
-        // weights do not swing between two scales.
+        // All weights are doubled if the least is below `FINE`, and halved only if that is at least
+        // four times `FINE`, so that weights do not swing between two scales.
         if least < FINE && most.saturating_mul(2) <= largest && self.scale < SCALE_MAX {
             self.scale += 1;
         } else if self.scale > 0 && (least >= 4 * FINE || most > largest) {
@@ -228,8 +232,9 @@ impl LimitControl {
             self.note_weight(flow, weight, shared);
         }
         if !is_shown {
-            // Last: a port that sees the buckets finds their rates, and new ones empty. Then ports
-            // search for requests of such flows that are staged already.
+            // The word is published last, so that a port that sees the buckets also sees their
+            // rates, and sees new buckets empty. After this change of the settings ports search for
+            // staged requests of flows with reservations.
             self.show(slot, shared);
             shared.set(0, true);
         }
@@ -269,8 +274,8 @@ impl LimitControl {
         self.visit_ns
     }
 
-    /// Changes the settings of one flow, and gives its effective weight; a new one is then in
-    /// `news`.
+    /// Changes the settings of one flow, and gives its effective weight. If that is new, it is then
+    /// in `news`, too.
     fn change<P: Platform>(
         &mut self,
         flow: FlowId,
@@ -345,7 +350,8 @@ impl LimitControl {
         self.show(flow.slot(), shared);
     }
 
-    /// A cap that does not change keeps the amounts taken from it; others start full.
+    /// Replaces a flow's caps. A cap that does not change keeps the amounts taken from it; others
+    /// start full.
     pub(crate) fn set_caps<P: Platform>(
         &mut self,
         flow: FlowId,

@@ -45,8 +45,8 @@ fn capped<P: Platform>() -> Arc<Shared<P>> {
     Arc::new(shared)
 }
 
-/// Two ports take from both buckets at once: at most the burst of either, and an amount that only
-/// one bucket gave is refunded.
+/// Two ports take from both buckets at the same time: at most the burst of either, and an amount
+/// that only one bucket gave is refunded.
 fn two_ports_have_the_burst_between_them<P: Platform>() {
     check(4, || {
         let shared = capped::<P>();
@@ -60,7 +60,7 @@ fn two_ports_have_the_burst_between_them<P: Platform>() {
         let other = other.join().unwrap();
         assert_eq!(mine + other, 1, "4,096 bytes are enough for one of the two");
         let requests = &shared.accounts[0].caps[0];
-        assert_eq!(requests.take(now, requests.cost(1)), Ok(()), "it was refunded");
+        assert_eq!(requests.take(now, requests.cost(1)), Ok(()), "the amount was refunded");
         assert!(requests.take(now, requests.cost(1)).is_err());
     });
 }
@@ -76,8 +76,8 @@ fn the_model_sees_what_is_taken_twice() {
     two_ports_have_the_burst_between_them::<Careless>();
 }
 
-/// Gives the flow a reservation of 20 requests a second: one at once, after a twentieth of a
-/// second.
+/// Gives the flow a reservation of 20 requests a second. Its bucket holds one request, and begins
+/// empty: one request may go after a twentieth of a second.
 fn grant<P: Platform>(shared: &Shared<P>) {
     let rate = Reservation::new(20, 0).unwrap();
     shared.grant(Time::of_ns(NOW_NS), 0, Reservation::NONE, rate);
@@ -89,8 +89,8 @@ fn claim<P: Platform>(shared: &Shared<P>) -> Claim {
     Claim { slot: 0, kinds: shared.least_of(flow()), bytes: 4096 }
 }
 
-/// Two ports take at once from a reservation that has enough for one of them; a port that has taken
-/// and cannot send refunds it.
+/// Two ports take at the same time from a reservation that has enough for one of them; a port that
+/// has taken and cannot send refunds it.
 fn two_ports_go_ahead_once_between_them<P: Platform>() {
     check(4, || {
         let shared = Arc::new(Shared::<P>::new(1, 0, false));
@@ -112,7 +112,7 @@ fn two_ports_go_ahead_once_between_them<P: Platform>() {
         let sent = others.into_iter().map(|other| other.join().unwrap()).sum::<u64>() + mine;
         assert!(sent <= 1, "{sent} went ahead");
         let is_left = shared.take_least(now, claim(&shared)).is_ok();
-        assert_eq!(sent + u64::from(is_left), 1, "what was given back is there");
+        assert_eq!(sent + u64::from(is_left), 1, "the refunded amount is there");
     });
 }
 

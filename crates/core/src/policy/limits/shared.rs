@@ -3,9 +3,9 @@
 //!
 //! **Model.** The word of a flow or group has a bit for each of its buckets, and the nearest group
 //! around it that has caps. A request's *path* is its flow and those groups, at most
-//! [`Group::LEVELS`] + 1. Each cap on the path that counts the request has to let it pass; it takes
-//! from all of them at once or from none. The buckets of its flow's reservation are at the start of
-//! the path alone: the tree is in their rates.
+//! [`Group::LEVELS`] + 1. Each cap on the path that counts the request has to let it pass; the
+//! request takes from all these caps at once or from none. Only the flow has buckets of a
+//! reservation: their rates contain its part of the groups' reservations.
 
 use alloc::boxed::Box;
 
@@ -30,7 +30,7 @@ pub(crate) const LEAST_SHIFT: u32 = Caps::COUNT as u32;
 pub(crate) const BYTES: u8 = 0b1010_1010;
 /// Bytes that a discard counts for.
 const DISCARD_BYTES: u32 = 512;
-/// A reservation may catch up at once on its rate's amount in a second, divided by this.
+/// The burst of a reservation is the amount of its rate in a second, divided by this.
 const BURST: u64 = 20;
 /// Turns are counted in 256ths.
 const ONE: u64 = 256;
@@ -50,8 +50,8 @@ pub(crate) struct Shared<P: Platform> {
     pub(crate) ahead: CachePadded<P::U64>,
 }
 
-/// Shared state of a flow or a group: one line of what reservations need, and one and a half before
-/// it of what caps need.
+/// Shared state of a flow or a group: one cache line of words for reservations, and before it one
+/// and a half lines of words for caps.
 #[repr(C)]
 pub(crate) struct Account<P: Platform> {
     pub(crate) caps: [Bucket<P>; Caps::COUNT],
@@ -91,7 +91,8 @@ impl Word {
     }
 }
 
-/// A request before the caps of its flow and of the groups around it, inner ones first.
+/// The caps that a request has to pass: those of its flow and then of the groups around the flow,
+/// inner groups first.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
     slot: u32,
@@ -127,8 +128,8 @@ impl Path {
 /// The groups with caps around a flow: their numbers plus one, and 0 for none.
 pub(crate) type Groups = [u16; Group::LEVELS];
 
-/// A request may not go yet: the time of the next try, and the group whose cap holds it longest, as
-/// its number plus one; 0 is the flow's own cap.
+/// The reason why a request may not go yet: the time of the next try, and the group whose cap holds
+/// it longest, as its number plus one; 0 is the flow's own cap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Time,
@@ -232,7 +233,7 @@ impl<P: Platform> Shared<P> {
         Word::unpack(self.words.get(slot).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// The word of a flow, if it is not gone.
+    /// The word of a flow; the default word if the flow is gone.
     #[inline(always)]
     pub(crate) fn word_of(&self, flow: FlowId) -> Word {
         let word = self.word(flow.slot());
@@ -256,7 +257,7 @@ impl<P: Platform> Shared<P> {
         Path::of(request, self.word_of(request.flow))
     }
 
-    /// The caps among these that count a live request of the flow in this slot.
+    /// The path of a live request of the flow in this slot, which the caps among `kinds` count.
     pub(crate) fn path_of(&self, slot: u32, kinds: u8, bytes: u32) -> Path {
         let word = self.word(slot as usize);
         Path { slot, word, counted: kinds & CAPS, bytes, is_write: false }
@@ -358,9 +359,9 @@ impl<P: Platform> Shared<P> {
         self.caps(path).for_each(|(bucket, cost)| bucket.charge(now, cost));
     }
 
-    /// Time from one request of a lane to its next, in nanoseconds, in which all other lanes that
-    /// the same caps count have their shares by weight; 0 if there are none. While a cap is not
-    /// empty, this lane's own turn is left out.
+    /// Time from one request of a lane to its next, in nanoseconds. In this time each other lane
+    /// that the same caps count can send its share by weight; the time is 0 if there is no other
+    /// lane. It includes the time for the lane's own request only while the cap is empty.
     pub(crate) fn pace_ns(&self, now: Time, path: &Path, weight: u64) -> u64 {
         let pace = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, path.is_write, weight);
@@ -377,7 +378,8 @@ impl<P: Platform> Shared<P> {
     pub(crate) fn again_ns(&self, now: Time, wait: Wait, path: &Path, weight: u64) -> u64 {
         let later = |(_, account, caps): (_, &Account<P>, _)| {
             let turns = account.turns(caps, path.is_write, weight);
-            // In whole turns: up to `AT_ONCE` other lanes of the same weight delay nothing.
+            // Only whole turns count, so up to `AT_ONCE` other lanes of the same weight delay
+            // nothing.
             of_turns(account.lasts(caps, path.bytes), turns / AT_ONCE as u64 / ONE * ONE)
         };
         let later_ns = self.on(path).map(later).max().unwrap_or(0);
@@ -385,7 +387,7 @@ impl<P: Platform> Shared<P> {
         again_ns.min(now.ns().saturating_add(AGAIN_NS))
     }
 
-    /// Adds this to the weights of lanes of the flow and of these groups; wraps.
+    /// Adds `more` to the sums of the weights of lanes of the flow and of these groups; wraps.
     pub(crate) fn weigh_lane(&self, slot: usize, groups: &Groups, is_write: bool, more: u64) {
         let groups = groups.iter().filter_map(|id| self.group(GroupId(id.checked_sub(1)?)));
         for account in self.account(slot).into_iter().chain(groups) {
@@ -403,7 +405,7 @@ impl<P: Platform> Shared<P> {
         }
     }
 
-    /// Takes a request that has waited off the count.
+    /// Subtracts a request that has waited from the count.
     pub(crate) fn count_off(&self, slot: usize, by: u16, held_ns: u64) {
         for account in self.both(slot, by) {
             account.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -443,7 +445,8 @@ impl<P: Platform> Shared<P> {
             if rate == 0 || rate == before {
                 continue;
             }
-            // A rate below one in that time still has room for one request.
+            // The bucket has room for one request even if the rate gives less than one in that
+            // time.
             let burst = (rate / BURST).max(1);
             bucket.set_rate(rate, burst);
             if before == 0 {
@@ -454,7 +457,7 @@ impl<P: Platform> Shared<P> {
     }
 
     /// Takes the request's amounts from the reservation's buckets if one of them has enough, or
-    /// gives the time from which one has. The other one may be left with a debt.
+    /// gives the time from which one of them has. The other bucket may be left with a debt.
     pub(crate) fn take_least(&self, now: Time, claim: Claim) -> Result<(), Time> {
         let mut first = None;
         for (at, (bucket, cost)) in self.least(claim).enumerate() {
@@ -492,8 +495,8 @@ impl<P: Platform> Shared<P> {
         self.least(claim).for_each(|(bucket, cost)| bucket.refund(cost));
     }
 
-    /// Time for which a port that has sent such a request of the flow waits, until all other ports
-    /// with requests of the flow have had a turn, in nanoseconds.
+    /// Time in nanoseconds for which a port waits after it has sent a request for the flow's
+    /// reservation, so that every other port with requests of the flow has a turn.
     pub(crate) fn turn_ns(&self, now: Time, claim: Claim) -> u64 {
         // If no other port has requests of the flow, the bucket alone determines when the next one
         // goes.

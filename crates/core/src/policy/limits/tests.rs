@@ -110,7 +110,7 @@ fn a_flow_has_its_cap_and_another_all_that_is_left() {
     assert_eq!(port.reason(Some(Tag(0))).held, Some(Held::Cap));
 
     policy.set_caps(capped, &Caps::default()).unwrap();
-    assert_eq!(issued(port, 4 * SECOND).len(), 32, "what waits goes when the cap does");
+    assert_eq!(issued(port, 4 * SECOND).len(), 32, "waiting requests go when the cap is removed");
 }
 
 #[test]
@@ -155,7 +155,8 @@ fn ports_of_one_flow_take_turns() {
     }
 }
 
-/// The waiting requests of a removed flow are still served, and its slot is no other flow's before.
+/// The waiting requests of a removed flow are still served, and no other flow gets its slot before
+/// they are.
 #[test]
 fn what_a_removed_flow_left_is_served() {
     let (policy, mut ports) = over_none(1);
@@ -203,7 +204,8 @@ struct Setting {
     caps: Vec<(usize, u64, u64)>,
     steps: Vec<(u64, usize, Op, u32)>,
     late_ns: u64,
-    /// Caps are a flow's; a group's, of three flows; or half a group's and half its inner one's.
+    /// The owner of the caps: 0 is a flow, 1 a group of three flows; 2 gives one half of the caps
+    /// to that group and the other to a group inside it.
     place: usize,
 }
 
@@ -225,13 +227,14 @@ fn described(index: usize) -> (Side, Counted) {
 }
 
 proptest! {
-    /// On three ports, of a flow or of groups: over every interval no cap is exceeded by more than
-    /// its burst, each request is issued once, those of a lane in their order, and all of them in
-    /// the end.
+    /// With caps of a flow or of groups, on three ports: over every interval no cap is exceeded by
+    /// more than its burst, each request is issued exactly once, and the requests of a lane are
+    /// issued in their order.
     #[test]
     fn no_cap_is_exceeded_by_more_than_its_burst(setting in setting()) {
         let shape = Shape::new(Topology::flat(3), 4, 256);
-        // Several flows are held by a policy's order, too, which has others call.
+        // With several flows, `mqfq` would hold requests back for its own order, so their ports
+        // would need other ports' wake-ups.
         let (name, keys): (_, &[_]) = match setting.place {
             0 => ("mqfq", &[("slots", 1000)]),
             _ => ("none", &[]),
@@ -473,7 +476,7 @@ fn a_request_goes_when_the_caps_of_all_its_groups_allow_it() {
     let stats = policy.group(BATCH).unwrap().caps.unwrap();
     assert_eq!((stats.waiting, stats.caps.is_empty()), (16, false));
     assert!(policy.group(ACME).unwrap().caps.unwrap().held_ns > SECOND);
-    assert_eq!(policy.caps(b).unwrap().waiting, 16, "as the tenant's own");
+    assert_eq!(policy.caps(b).unwrap().waiting, 16, "counted for the tenant, too");
     assert_eq!(ports[0].reason(Some(Tag(16))).held, Some(Held::GroupCap));
 
     // A tenant that leaves its group has the caps of its new place; groups without caps hold
@@ -566,16 +569,16 @@ fn what_is_taken_back_pays_nothing_and_what_grows_pays_more() {
     assert_eq!([0, 1, 2, 3].map(|tag| submit(port, tag)), [None; 4]);
     assert_eq!(submit(port, 4), Some(Held::Cap));
     assert!(port.cancel(SECOND, Tag(4), wake) && port.cancel(SECOND, Tag(3), wake));
-    assert_eq!(submit(port, 3), None, "what was taken back has not paid");
+    assert_eq!(submit(port, 3), None, "a cancelled request is refunded");
     assert_eq!(issued(port, SECOND), [0]);
     assert_eq!(port.requeue(SECOND, Tag(0), wake), Some(Submitted::Staged));
     assert!(port.cancel(SECOND, Tag(0), wake));
-    assert_eq!(submit(port, 0), Some(Held::Cap), "what was on the device has");
+    assert_eq!(submit(port, 0), Some(Held::Cap), "an issued request is not refunded");
     let growth = Growth { op: Op::Read, offset: 4096, length: 4 * 4096, cost: 4 * 4096 };
     assert!(port.grow(SECOND, Tag(1), &growth, wake));
     let Next::Issue { tag: Tag(1), .. } = port.next(SECOND, wake) else { panic!() };
     assert_eq!(port.next(SECOND, wake), Next::WaitUntil(SECOND + SECOND / 10));
-    assert_eq!(issued(port, 5 * SECOND), [], "it owes four seconds' worth");
+    assert_eq!(issued(port, 5 * SECOND), [], "its debt lasts for four seconds");
     assert_eq!(port.flow_stats(flow).in_flight, 1);
     assert!(port.expedite(5 * SECOND, Tag(0), wake));
     assert_eq!((port.flow_stats(flow).staged, port.flow_stats(flow).in_flight), (2, 2));

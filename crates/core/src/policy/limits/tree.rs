@@ -1,10 +1,11 @@
 //! The tree of groups: a flow's effective weight and reservation at its place.
 //!
 //! **Model.** Each group keeps the sum of the weights of its members that are *active*, and of
-//! their reservations. When a member becomes active or idle the sums of the groups above change: a
-//! step a level. A flow's effective weight is its top group's, times its part of the sum on each
-//! level; an idle flow is counted as if it were active, so that it has about its share from its
-//! first request on. So the share that an idle member leaves goes to its siblings first.
+//! their reservations. When a member becomes active or idle the sums of the groups above change,
+//! which takes one step per level. A flow's effective weight is its top group's, times its part of
+//! the sum on each level, so the share that an idle member leaves goes to its siblings first. The
+//! weight of an idle flow is computed as if the flow were active, so that the flow has about its
+//! share from its first request on.
 //!
 //! **Reservations.** A group's *base* is its reservation, or the sum of its active members' bases,
 //! if that is more. The part of a group's reservation above the bases of its active members is
@@ -194,7 +195,7 @@ impl Tree {
 
     /// The place of a member that adds `own` to the group while it is active. One step a level.
     pub(super) fn place(&self, group: Option<GroupId>, own: Part, is_active: bool) -> Place {
-        // From the flow up: its part of each level's sum.
+        // This loop goes from the flow up, and records the part of each level's sum.
         let (mut path, mut length) = ([(own, own); Group::LEVELS], 0);
         let mut above = group;
         let (mut child, mut child_is_active) = (own, is_active);
@@ -209,7 +210,7 @@ impl Tree {
             (child, child_is_active) = (node.base(), node.sum.count > 0);
             above = node.group.parent;
         }
-        // From the top down: `child` is beside those that are in no group.
+        // The loop below goes from the top down. `child` is now the member that is in no group.
         let (mut share, mut rates) = (1u64 << WHOLE_BITS, child.rates);
         for (child, sum) in path.iter().take(length).rev() {
             let whole = sum.weight.max(1);

@@ -47,7 +47,7 @@ pub(crate) struct Lane {
     turn_ns: u64,
     /// The group whose cap holds it, as in [`Wait::by`](super::shared::Wait::by).
     pub(crate) by: u16,
-    /// The groups in which it is counted, and the weight with which it is.
+    /// The groups in which it is counted, and its weight there.
     pub(crate) groups: Groups,
     pub(crate) weight: u64,
     /// No request that leaves it may be joined with one that the policy has, or gets later.
@@ -59,7 +59,8 @@ pub(crate) struct Waiting {
     requests: Box<[Packed]>,
     links: Links,
     pub(crate) lanes: Box<[Lane]>,
-    /// The lanes by the time of their next try; the key is twice the flow's slot, and 1 for writes.
+    /// The lanes by the time of their next try; the key is twice the flow's slot, plus 1 for
+    /// writes.
     pub(crate) agenda: Agenda,
 }
 
@@ -96,7 +97,7 @@ impl Waiting {
         lanes.into_iter().flatten().filter_map(|lane| self.lanes.get(lane))
     }
 
-    /// Has the flow's lanes fenced.
+    /// Fences the flow's lanes.
     pub(crate) fn fence(&mut self, flow: FlowId) {
         for is_write in [false, true] {
             let lane = self.agenda.lane(key(flow, is_write), flow);
@@ -114,8 +115,8 @@ impl Waiting {
         Some((lane, request, since_ns))
     }
 
-    /// Notes that the lane has sent a request: it has one each `pace_ns`, and catches up on one if
-    /// it is late.
+    /// Records that the lane has sent a request. The lane may send one every `pace_ns`; a late lane
+    /// makes up for at most one.
     pub(crate) fn sent(&mut self, number: usize, now_ns: u64, pace_ns: u64) {
         let Some(lane) = self.lanes.get_mut(number) else { return };
         let turn_ns = lane.turn_ns.clamp(now_ns.saturating_sub(pace_ns), now_ns);
@@ -123,8 +124,8 @@ impl Waiting {
         self.agenda.visit_at(number, lane.turn_ns);
     }
 
-    /// Opens a lane for such requests, to be tried at this time. A lane is free, since each lane in
-    /// use has a request.
+    /// Opens a lane for requests like this one, to be tried at this time. A lane is free, since
+    /// each lane in use has a request.
     pub(crate) fn open(&mut self, request: &Request, at_ns: u64, by: u16) -> Option<usize> {
         let (flow, is_write) = (request.flow, is_write(request));
         let number = self.agenda.open(key(flow, is_write), flow, at_ns)?;
@@ -145,8 +146,8 @@ impl Waiting {
         lane.by
     }
 
-    /// Takes a waiting request out of its lane; gives the lane's number, and its last state if that
-    /// has closed it.
+    /// Takes a waiting request out of its lane; gives the lane's number, and the lane's last state
+    /// if it is closed now.
     pub(crate) fn take(&mut self, request: &Request) -> Option<(usize, Option<Lane>)> {
         let number = self.lane_of(request)?;
         let lane = self.lanes.get_mut(number)?;

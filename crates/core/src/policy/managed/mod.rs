@@ -55,14 +55,14 @@ pub struct Stages {
 
 impl Stages {
     /// The stages around a policy that is configured with this D. D is searched for if it is
-    /// [`AUTO`]; the policy then begins where the search does.
+    /// [`AUTO`]; the policy then begins with the D at which the search begins.
     pub fn of_slots(cost: CostConfig, slots: &mut u32) -> Stages {
         let is_auto = is_searched(slots);
         Stages { cost: Some(cost), depth: Some(DepthConfig::Slots { is_auto }), has_limits: false }
     }
 
-    /// The same for a policy that is configured with the number of requests that keep the device
-    /// busy.
+    /// The stages around a policy that is configured with the number of requests that keep the
+    /// device busy.
     pub fn of_busy(cost: CostConfig, busy: &mut u32) -> Stages {
         let is_auto = is_searched(busy);
         let depth = DepthConfig::Busy { busy: *busy, is_auto };
@@ -83,14 +83,15 @@ fn is_searched(slots: &mut u32) -> bool {
 pub struct Managed<L, P: Platform = Native> {
     inner: L,
     pub(crate) shared: Arc<Shared<P>>,
-    /// On the heap, since policies are moved while they are built, and a kernel's stack is 16 KiB.
+    /// It is on the heap, since policies are moved while they are built, and a kernel's stack has
+    /// 16 KiB.
     control: Box<P::Mutex<Control>>,
 }
 
 /// State that ports and the control side share.
 pub(crate) struct Shared<P: Platform> {
-    /// The ports' work for the stages: flags and, above them, the number of changes of caps and of
-    /// flows with reservations. 0: there is nothing to do.
+    /// The ports' work for the stages: flags and, above them, the number of changes of caps, of
+    /// flows' groups and of granted reservations. 0: there is nothing to do.
     state: P::U64,
     /// 1 while targets hold D below its value without them.
     pub(crate) is_bound: P::U64,
@@ -112,21 +113,22 @@ pub(crate) struct Counts<P: Platform> {
     flows: Box<[Activity<P>]>,
 }
 
-/// Flags of the state. Some flow or group has had caps; has had a group; has had a reservation, and
-/// so a group or the like; D is searched for or has a bound; costs are by the device's time.
+/// Flags of the state, in this order: some flow or group has had caps; a group was added, or a flow
+/// got a reservation; some flow or group has had a reservation; D is searched for or has a bound;
+/// costs follow the device's time.
 pub(crate) const CAPPED: u64 = 1;
 pub(crate) const SHARED: u64 = 2;
 pub(crate) const RESERVED: u64 = 4;
 const COUNTED: u64 = 8;
 const BY_DEVICE: u64 = 16;
-/// One change of the settings.
+/// The amount by which the state rises with each change of the settings.
 const CHANGE: u64 = 32;
 
 struct Control {
     depth: Option<Depth>,
     costs: Option<Box<Finder>>,
     limits: Option<LimitControl>,
-    /// Time of the policy's own next tick; it has named none yet, so the first tick calls it.
+    /// Time of the policy's own next tick; 0 at first, so that the first tick calls it.
     inner_ns: u64,
 }
 
@@ -175,7 +177,7 @@ impl<P: Platform> Shared<P> {
         self.ports.iter().filter(|port| port.total.has_live()).count() as u64
     }
 
-    /// Has ports count while there is a search or a target.
+    /// Makes ports count while there is a search or a target.
     fn count_for(&self, depth: &Depth) {
         let flag = if depth.is_counted() { COUNTED } else { 0 };
         self.state.store(self.state() & !COUNTED | flag, Ordering::Relaxed);
@@ -185,7 +187,8 @@ impl<P: Platform> Shared<P> {
 impl<L: Policy, P: Platform> Managed<L, P> {
     /// Puts the stages around a policy of at most `flows` flows and its ports, which have `tags`
     /// tags each.
-    // Not inlined: the code that builds a policy inside Linux has a stack of 16 KiB.
+    // This is not inlined, because the code that builds a policy inside Linux has a stack of 16
+    // KiB.
     #[inline(never)]
     pub fn new(
         (inner, ports): Built<L>,
@@ -296,8 +299,8 @@ impl<L: Policy, P: Platform> Policy for Managed<L, P> {
         self.control.with(|control| {
             if let Some(limits) = &mut control.limits {
                 weight = limits.set_weight(flow, weight, &self.shared)?;
-                // `set_weight` and not `set_weights`: the policy is to know that an operator
-                // changed it.
+                // This calls `set_weight` and not `set_weights`, because an operator changed the
+                // weight, and the policy then restarts its measurements of the flow.
                 limits.news.clear();
             }
             self.inner.set_weight(flow, weight)?;

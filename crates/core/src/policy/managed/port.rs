@@ -1,6 +1,6 @@
-//! A port: it prices requests and counts them. They wait in lanes before the policy until their
-//! caps let them pass, and staged requests of flows that have less than their reservations go to
-//! the device before all others.
+//! A port: it computes the costs of requests and counts them. Requests wait in lanes before the
+//! policy until their caps let them pass, and staged requests of flows that have less than their
+//! reservations go to the device before all others.
 
 mod lanes;
 
@@ -48,18 +48,19 @@ pub struct ManagedPort<Q, P: Platform = Native> {
     others: u32,
     /// The flows with reservations that have requests staged here; their keys are their slots.
     lanes: Agenda,
-    /// The policy's last answer was a part of a command.
+    /// The policy's last answer was a [`Next::Join`], so that its command is not complete.
     is_joining: bool,
-    /// The last `next` did not call the policy: this port's part of the room on the device was
-    /// taken.
+    /// The last `next` did not call the policy: this port's part of the room on the device was in
+    /// use.
     is_full: bool,
-    /// The state of the settings that this port knows, and the number of slots that it has not
-    /// visited since it has changed.
+    /// The state of the settings that this port knows, and the number of slots that the port has
+    /// not visited since that state changed.
     seen: u64,
     unseen: usize,
 }
 
-/// A request; without flags it is not there, or nothing was to be counted when it came.
+/// The record of a request. Without flags there is no request, or nothing had to be counted when it
+/// came.
 #[derive(Clone, Copy, Default, Zeroable)]
 struct Record {
     arrived_ns: u64,
@@ -98,7 +99,7 @@ impl Record {
     const AHEAD: u16 = 64;
     /// It went to the device's urgent class.
     const URGENT: u16 = 128;
-    /// It is one of the live ones.
+    /// It is counted in `live`.
     const LIVE: u16 = 256;
     /// It is in the port's counts.
     const COUNTED: u16 = 512;
@@ -290,7 +291,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             let spent_ns = now_ns.saturating_sub(issued_ns);
             let took_ns = now_ns.saturating_sub(arrived_ns).max(spent_ns);
             total.completed(&Done { bytes, cost, spent_ns, took_ns }, most);
-            // Of a part of a command only the time since it came is known.
+            // For a part of a command only the time since its arrival is known.
             let spent_ns = if issued_ns == u64::MAX { took_ns } else { spent_ns };
             self.shared.watch.completed(seats, slot, (took_ns, spent_ns), bytes);
         }
@@ -342,7 +343,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
     #[inline(never)]
     fn until(&self, next: Next) -> Next {
         // Time alone fills a bucket: no verb of another port wakes this one then. If as many
-        // requests as may have gone ahead, a completion has to come first.
+        // requests went ahead as may be on the device, one of them has to complete first.
         let lanes_ns = if self.may_go() { self.lanes.first_ns } else { u64::MAX };
         let due_ns = self.waiting.agenda.first_ns.min(lanes_ns);
         match next {
@@ -370,7 +371,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
             let path = limits.path(request);
             kinds = path.kinds();
             if path.may_have_caps() || self.held > 0 {
-                // While none waits, a cap that alone counts the request gives the answer at once.
+                // While no request waits, and only one cap counts the request, that cap gives the
+                // answer at once.
                 let has_paid = self.held == 0 && limits.take_one(Time::of_ns(now_ns), &path);
                 flags = if has_paid { Record::PASSED } else { self.pay(now_ns, request, &path)? };
                 if flags == Record::WAITS {
@@ -428,8 +430,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
         self.leave_lane(now_ns, tag);
         let is_gone = self.inner.cancel(now_ns, tag, wake);
         if is_gone && let Some(record) = self.end(tag, false) {
-            // A request that was on the device stays charged, and buckets of other caps have given
-            // nothing.
+            // A request that was on the device stays charged, and caps that were set meanwhile have
+            // nothing to refund.
             let is_same = record.changes == Shared::<P>::changes(self.shared.state());
             if record.is(Record::PASSED) && !record.is(Record::AGAIN) && is_same {
                 let limits = &self.shared.limits;
@@ -494,7 +496,7 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
             if record.is(Record::PASSED) && more > 0 {
                 limits.charge(now, &limits.path_of(record.slot, record.kinds & BYTES & CAPS, more));
             }
-            // It was charged when it was issued, without the growth.
+            // The request was charged without the growth when it was issued.
             if record.is(Record::AGAIN) && more > 0 {
                 let kinds = record.kinds & BYTES;
                 limits.spend(now, Record { kinds, bytes: more, ..record }.claim());
@@ -551,8 +553,8 @@ impl<Q: Port, P: Platform> Port for ManagedPort<Q, P> {
         if reason.held == Some(Held::NoSlot) && is_bound() {
             reason.held = Some(Held::Target);
         }
-        // A request that is staged here is of a flow without a reservation, or flows with different
-        // reservations have lanes here.
+        // Some staged request may wait for the requests of another flow that went ahead: it is of a
+        // flow without a reservation, or several flows with reservations have lanes here.
         let is_behind = matches!(reason.held, Some(Held::NoSlot | Held::Target))
             && (self.staged > self.reserved || self.lanes.open > 1)
             && self.shared.limits.ahead.load(Ordering::Relaxed) > 0;

@@ -6,9 +6,10 @@
 //! end together, that wait is as long as the device takes for a request: such a flow gets half of
 //! its throughput of running alone, at any weight.
 //!
-//! **Model.** Anticipatory scheduling (Iyer and Druschel, SOSP 2001), of one slot of D and not of
-//! the whole device. The slot of a request that completes is *kept* for its flow if
-//! - the flow has nothing waiting on this port, and another flow has;
+//! **Model.** This is anticipatory scheduling (Iyer and Druschel, SOSP 2001) of one slot of D, and
+//! not of the whole device. The slot of a request that completes is *kept* for its flow if
+//! - the flow has nothing waiting on this port, but another flow has, or no slot of D is free, so
+//!   that another port may wait for one;
 //! - the flow has had less than its share: its next request, at the cost of this one, would end in
 //!   virtual time no later than the request that would get the slot. So the flow takes nothing that
 //!   is due to another flow by weight;
@@ -102,7 +103,7 @@ impl KeptSlots {
         self.device_ns / PATIENCE
     }
 
-    /// The request is on the device from now on.
+    /// Records that the request was issued.
     #[inline]
     pub(super) fn issued(&mut self, tag: Tag, now_ns: u64) {
         if self.sample.is_none() {
@@ -110,12 +111,12 @@ impl KeptSlots {
         }
     }
 
-    /// The device has not done the request: its sample is dropped.
+    /// Drops the sample of a request that the device has not done.
     pub(super) fn forgets(&mut self, tag: Tag) {
         self.sample = self.sample.filter(|(sampled, _)| *sampled != tag);
     }
 
-    /// A request has completed.
+    /// Records that a request has completed.
     #[inline]
     pub(super) fn completed(&mut self, tag: Tag, now_ns: u64) {
         if let Some((sampled, since_ns)) = self.sample
@@ -123,17 +124,19 @@ impl KeptSlots {
         {
             let took_ns = now_ns.saturating_sub(since_ns);
             self.device_ns = match self.device_ns {
-                // The first sample is the mean: from 0 the mean would need many samples.
+                // The first sample is the mean: a mean that starts at 0 would be too small for many
+                // samples.
                 0 => took_ns,
                 mean_ns => mean_ns - mean_ns / 8 + took_ns / 8,
             };
             self.sample = None;
         }
-        // The bound lets the port wait in vain for a few flows at most.
+        // The credit is bounded, so that the port waits for at most two flows in a row that do not
+        // come back in time.
         self.credit_ns = (self.credit_ns + self.device_ns / CREDIT).min(self.device_ns);
     }
 
-    /// The flow in this seat has no request waiting from now on. Returns true if the slot of its
+    /// Records that the flow in this seat has no request waiting. Returns true if the slot of its
     /// last request is worth keeping for it.
     pub(super) fn left(&mut self, seat: usize, now_ns: u64) -> bool {
         let patience_ns = self.patience_ns();
@@ -157,13 +160,14 @@ impl KeptSlots {
         }
     }
 
-    /// A request of the flow in the seat has arrived.
+    /// Records that a request of the flow in the seat has arrived.
     pub(super) fn came(&mut self, seat: usize, now_ns: u64) {
         let patience_us = (self.patience_ns() / 1000) as u32;
         if let Some(habit) = self.habits.get_mut(seat)
             && habit.left_us != 0
         {
-            // Wraps after 71 minutes: a pause of just that length counts as short, once.
+            // The difference wraps after 71 minutes: a pause of just that length counts as short,
+            // once.
             let took_us = ((now_ns / 1000) as u32).wrapping_sub(habit.left_us);
             habit.score = match took_us <= patience_us {
                 true => (habit.score + 1).min(BEST),
@@ -179,8 +183,8 @@ impl KeptSlots {
         }
     }
 
-    /// Removes a slot whose flow has come back, and returns the flow's seat, or a slot whose
-    /// patience is over.
+    /// Removes a slot whose flow has come back or whose patience is over. In the first case it
+    /// returns the flow's seat, in the second `Some(None)`.
     pub(super) fn take(&mut self, now_ns: u64) -> Option<Option<usize>> {
         let is_due = |kept: &Kept| kept.has_come || kept.until_ns <= now_ns;
         let place = self.kept.iter_mut().find(|kept| kept.as_ref().is_some_and(is_due))?;
@@ -202,7 +206,8 @@ impl KeptSlots {
         }
         let until_ns = self.kept.iter().flatten().map(|kept| kept.until_ns).min();
         match (next, until_ns) {
-            // Even if no request waits here: the slot must go to another port in the end.
+            // The caller calls `next` then even if no request waits here, because the slot must go
+            // to another port in the end.
             (Next::Blocked | Next::Idle, Some(until_ns)) => Next::WaitUntil(until_ns),
             (Next::WaitUntil(other_ns), Some(until_ns)) => Next::WaitUntil(other_ns.min(until_ns)),
             // After an `Issue` the caller calls `next` again at once.
@@ -313,7 +318,7 @@ mod tests {
                             events.insert((ends_ns, number, Event::Ends(port, tag.0)));
                         }
                         Next::WaitUntil(until_ns) => {
-                            assert!(until_ns > now_ns, "there is an end to asking");
+                            assert!(until_ns > now_ns, "the time to call again is later");
                             events.insert((until_ns, number, Event::Asks(port)));
                             break;
                         }
@@ -337,7 +342,7 @@ mod tests {
             let (plain, kept) = (beside(false), beside(true));
             let text =
                 std::format!("{ports} ports, weight {weight}: {plain:?}, {kept:?} of {alone}");
-            assert!(plain.0[0] * 10 < alone * 7, "else there is no need: {text}");
+            assert!(plain.0[0] * 10 < alone * 7, "without it the flow loses rate: {text}");
             assert!(kept.0[0] * 100 >= alone * 97, "{text}");
             assert!(kept.1 >= 0.98 && kept.1 >= plain.1 - 0.015, "{text}");
         }
@@ -366,7 +371,7 @@ mod tests {
     }
 
     /// The device's time for a request is not measured over an hour in which the request was not on
-    /// the device, or it would keep slots for half an hour.
+    /// the device. Otherwise the port would keep slots for half an hour.
     #[test]
     fn a_request_that_is_requeued_is_no_sample() {
         let config = MqfqConfig::new(Topology::flat(1), 2, 8)

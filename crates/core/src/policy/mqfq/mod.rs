@@ -14,8 +14,8 @@
 //!
 //! **Control.** Each port sends its own requests in the order of start tags, under two conditions:
 //! - the lead request is within the *window* ahead of virtual time, which is **T**, or four fifths
-//!   of it if there are several ports (*end tags*, below); else it is *throttled*, in the `wheel`. T
-//!   is in bytes of a flow of the [reference weight](ReferenceWeight);
+//!   of it if there are several ports (*end tags*, below); else it is *throttled*, in the `wheel`.
+//!   T is in bytes of a flow of the [reference weight](ReferenceWeight);
 //! - one of the **D** slots of the device is free (`slots`); else the port is *ready* and is woken
 //!   by a completion.
 //!
@@ -26,18 +26,18 @@
 //!
 //! **Worked example.** Flows a (weight 100) and b (weight 200) both send 4 KiB reads on two ports;
 //! T = 5,120, a window of 4,096; D = 2. Both start at virtual time 0. a's requests start at 0,
-//! 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a's are on port 0 and b's on port 1.
-//! Port 0 sends a's first request and may send the second, at 4096, but not the third, at 8192,
-//! while virtual time is 0. Port 1 sends b's first; its lead is 2048, port 0's is 8192: virtual
-//! time is 2048. Port 0 sleeps until it is 4096. Port 1 sends b's second: virtual time is 4096, and
-//! it wakes port 0. In the long run b sends two for each of a's.
+//! 4096, 8192, ...; b's at 0, 2048, 4096, .... Suppose that a uses port 0 and b port 1. Port 0
+//! sends a's first request and may send the second, at 4096, but not the third, at 8192, while
+//! virtual time is 0. Port 1 sends b's first. Now the leads are 8192 on port 0 and 2048 on port 1:
+//! virtual time is 2048. Port 0 sleeps until that is 4096. Port 1 sends b's second: virtual time is
+//! 4096, and it wakes port 0. In the long run b sends two for each of a's.
 //!
 //! **Bounds.** A verb walks a path of the trees and, if virtual time or T has changed, empties the
-//! wheel: 64 buckets, each a word for 64 ports. A `tick` reads 2 words of each port ten times a
-//! second while T follows, and 3 of 1,024 flows in walks once a minute; it takes no verb's lock.
+//! wheel: 64 buckets, each a word for 64 ports. A `tick` takes no verb's lock. While T follows, it
+//! reads 2 words of each port ten times a second; once a minute it reads 3 of each flow.
 //!
-//! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm (it
-//! is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.
+//! **Knobs.** [`MqfqConfig`]. Decision 6 lists where this is finer than the paper's algorithm
+//! (which is in `crates/sim`), and which cache lines move. Each file argues its memory ordering.
 
 mod follow;
 mod kept;
@@ -89,10 +89,10 @@ pub struct MqfqConfig {
     /// the paper measured on its SSD: fewer starve the device, more weaken the bound on unfairness.
     pub slots: u32,
     /// T, the most that a request's start tag may be ahead of virtual time when the request is
-    /// dispatched, in bytes of service at the [reference weight](ReferenceWeight), which is
-    /// 100 where all weights are. Default 45 KiB, the paper's for its SSD: the smallest that caused
-    /// no significant contention. 0 gives SFQ(D)'s order at the price of its contention. With
-    /// several ports a fifth of T is reserved for late charges (*end tags*, below).
+    /// dispatched, in bytes of service at the [reference weight](ReferenceWeight), which is 100 if
+    /// all weights are 100. Default 45 KiB, the paper's for its SSD: the smallest that caused no
+    /// significant contention. 0 gives SFQ(D)'s order at the price of its contention. With several
+    /// ports a fifth of T is reserved for late charges (*end tags*, below).
     pub threshold_bytes: u64,
     /// Whether T grows from `threshold_bytes` while ports are throttled too often, up to the bytes
     /// that the device serves in 0.4 ms, or while ports are late most of the time, up to the bytes
@@ -261,7 +261,8 @@ impl<P: Platform> Mqfq<P> {
     fn weigh(&self) {
         let Shared { flows, threshold, .. } = &*self.shared;
         threshold.with(|threshold| {
-            // Read under the lock, so that the last writer has seen all earlier changes.
+            // The reference weight is read under the lock, so that the last writer has seen all
+            // earlier changes.
             threshold.reference = flows.reference();
             if self.want_window(threshold) {
                 flows.tell();
@@ -317,8 +318,8 @@ impl<P: Platform> Mqfq<P> {
             return Err(ConfigError::Slots(count).into());
         }
         wake.extend(self.shared.slots.resize(count));
-        // After the debt is published: a port that reads the notification also finds the debt, and
-        // pays it.
+        // The notification comes after the debt is published, so that a port that reads it also
+        // finds the debt, and pays the debt.
         self.shared.flows.tell();
         Ok(())
     }
@@ -388,14 +389,14 @@ impl<P: Platform> Policy for Mqfq<P> {
 // with the requests, and each addition waits for it, which costs more than all the rest of a
 // request.
 //
-// **Model.** A counter that may be a little behind. While a flow has requests waiting on a port,
-// the port starts the flow's next request where its last one ended, without reading the shared
-// word, and adds the cost to its *arrears*. Before the arrears exceed [`most`](EndTags::most),
-// called `L`, the port adds them to the word together with the cost of the request at hand, which
-// starts no earlier than the old word plus the arrears. So each request is charged once, no
-// virtual time is reserved that might not be used, and the word is behind the flow's true end tag
-// `X` by at most the arrears of its `P` ports. A request that costs more than `L` is charged at
-// once, and so is each request if T is small or 0. A lone port has no arrears.
+// **Model.** The shared word is a counter that may be a little behind. While a flow has requests
+// waiting on a port, the port starts the flow's next request where its last one ended, without
+// reading the shared word, and adds the cost to its *arrears*. Before the arrears exceed
+// [`most`](EndTags::most), called `L`, the port adds them to the word together with the cost of the
+// request at hand, which starts no earlier than the old word plus the arrears. So each request is
+// charged once, no virtual time is reserved that might not be used, and the word is behind the
+// flow's true end tag `X` by at most the arrears of its `P` ports. A request that costs more than
+// `L` is charged at once, and so is each request if T is small or 0. A lone port has no arrears.
 //
 // **Cache lines.** A charged request moves one line, if another port has charged the flow since
 // this port's last charge; any other request moves none. Of requests that cost `c` units, every
@@ -409,7 +410,7 @@ impl<P: Platform> Policy for Mqfq<P> {
 //
 // **Worked example.** T = 45 KiB = 46,080 and two ports: W = 36,864, L = 2,304. Requests of 4 KiB
 // cost 4,096 units at weight 100 and are charged one by one; at weight 200 they cost 2,048 and
-// every second one charges both; at weight 1000, 410, every sixth.
+// every second one charges both; at weight 1000 they cost 410 and every sixth one charges all six.
 //
 // **Memory ordering.** A word is a flow's own counter: each request's place follows from one
 // atomic operation on it, no other data is published through it, so it is accessed with Relaxed.
@@ -509,8 +510,8 @@ impl<P: Platform> EndTags<P> {
     /// Lifts the end tag of a lagging flow to `A` before virtual time. This changes no start tag,
     /// because each is at least virtual time anyway.
     fn lift(&self, slot: usize, time: VTime, window: u64) {
-        // Not to `time` itself: arrears are not in the word, so the word of a backlogged flow may
-        // lag by as much.
+        // The tag is not lifted to `time` itself: arrears are not in the word, so the word of a
+        // backlogged flow may lag by as much.
         let floor = time.minus(self.most_of_all(window));
         let Some(Word(word)) = self.words.get(slot) else { return };
         let mut old = word.load(Ordering::Relaxed);
@@ -555,8 +556,8 @@ impl<P: Platform> EndTags<P> {
             *account = Account { end: start.plus(units), arrears: 0 };
             return Some(start);
         }
-        // Only refunds decrease the word, so the value read here may be stale but is seldom too
-        // late.
+        // Only refunds decrease the word, so the value read here may be stale, but is seldom later
+        // than the word.
         let raw = word.load(Ordering::Relaxed);
         let known = VTime::from_word(raw);
         if known.is_before(bound) {

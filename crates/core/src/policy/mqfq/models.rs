@@ -66,7 +66,8 @@ fn each_request_is_charged_once<P: Platform>() {
         let mine = work([8, 6, 3])();
         let other = other.join().unwrap();
         lifting.join().unwrap();
-        // 6 and 3 may stay arrears, 50 may not: it was charged together with the 9 before it.
+        // Costs of 6 and 3 may stay arrears, a cost of 50 may not: it was charged together with the
+        // 9 before it.
         assert_eq!(
             ends.earliest(0, &other, now),
             Some(at(980 + 7 + 9 + 50 + 8)),
@@ -93,8 +94,8 @@ fn without_atomic_additions_charges_are_lost() {
 
 // Virtual time.
 
-/// An arrival against a raise: once a request has been pinned and tagged, virtual time does not
-/// pass it until its port raises its leaf, and it never goes back.
+/// An arrival runs beside a raise: once a request has been pinned and tagged, virtual time does not
+/// pass it until its port raises its leaf, and virtual time never goes back.
 fn an_arrival_holds_time_back<P: Platform>(topology: fn() -> Topology) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(topology().tree()));
@@ -137,8 +138,8 @@ fn without_stamps_an_arrival_is_passed_over() {
     an_arrival_holds_time_back::<NoStamp>(|| Topology::flat(2));
 }
 
-/// Raises of neighbours: when all have returned, virtual time is the least lead, and one of the
-/// raises has returned it.
+/// Neighbours raise their leaves: when all raises have returned, virtual time is the least lead,
+/// and one of the raises has returned it.
 fn raises_are_not_forgotten<P: Platform>(
     topology: fn() -> Topology,
     ends: &'static [(PortId, u64)],
@@ -177,7 +178,8 @@ fn without_a_total_order_raises_are_forgotten() {
     raises_are_not_forgotten::<NoOrder>(|| Topology::flat(2), &[(A, 9), (B, 7)]);
 }
 
-/// Two ports become empty and busy at once; virtual time never goes back and is right in the end.
+/// Two ports become empty and busy at the same time; virtual time never goes back and is right in
+/// the end.
 #[test]
 fn arrivals_and_departures() {
     check(6, || {
@@ -204,7 +206,7 @@ fn arrivals_and_departures() {
 
 // Slots.
 
-/// Takes one slot as a port does; with `looks_again` as `Local::acquire` does.
+/// Takes one slot as a port does; with `looks_again` it tries twice, as `Local::acquire` does.
 fn want<P: Platform>(slots: &Slots<P>, port: PortId, looks_again: bool) -> bool {
     if slots.acquire(port) {
         return true;
@@ -397,8 +399,8 @@ fn without_atomic_additions_slots_are_lost() {
 
 // The wheel.
 
-/// A port goes to sleep while others move virtual time so far that it may run: it notices, or is
-/// woken. Its bit may lie in another word than the turners' bits.
+/// A port goes to sleep while others move virtual time so far that the port may run: the port
+/// notices this, or is woken. Its bit may lie in another word than the turners' bits.
 fn a_sleeper_is_woken<P: Platform>(sleeper: PortId, turners: u8) {
     check(6, move || {
         let time = Arc::new(VirtualTime::<P>::new(Topology::flat(1 + usize::from(turners)).tree()));
@@ -453,7 +455,7 @@ fn without_a_total_order_a_sleeper_sleeps_on() {
     a_sleeper_is_woken::<NoOrder>(A, 1);
 }
 
-/// T is raised while a port goes to sleep.
+/// T is raised while a port goes to sleep: the port notices the new window.
 #[test]
 fn a_sleeper_notices_a_new_window() {
     check(6, || {
@@ -531,8 +533,8 @@ fn all_is_issued<P: Platform>(slots: u32, requests: u32) {
     all_is_issued_within::<P>(4, slots, requests, 0, |_, _| ());
 }
 
-/// The same with this bound on preemptions, with this T, and with a concurrent change of the
-/// policy.
+/// The law of [`all_is_issued`] with this bound on preemptions, with this T, and with a concurrent
+/// change of the policy.
 fn all_is_issued_within<P: Platform>(
     preemptions: usize,
     slots: u32,

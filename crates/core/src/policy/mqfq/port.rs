@@ -83,7 +83,8 @@ impl<P: Platform> MqfqPort<P> {
 }
 
 impl<P: Platform> Port for MqfqPort<P> {
-    // Inlined always, so that `managed`, which computes a request's cost, need not copy the request.
+    // Always inlined, so that `managed`, which computes a request's cost, need not copy the
+    // request.
     #[inline(always)]
     fn submit(
         &mut self,
@@ -169,10 +170,10 @@ impl<P: Platform> Port for MqfqPort<P> {
         local.grow(shared, tag, growth.cost).is_some()
     }
 
-    /// A port that has released this one after its last `next` has removed it from the wheel or
-    /// from the ready set. Changes of D and W are notified, and a sleeping port may dispatch after
-    /// them. A sleeping port may also dispatch for up to a bucket's width of virtual time before it
-    /// is woken.
+    /// If another port has released this port after this port's last `next`, this port is no longer
+    /// in the wheel, or no longer in the ready set. Ports are notified of changes of D and W, after
+    /// which a sleeping port may dispatch. A sleeping port may also dispatch for up to a bucket's
+    /// width of virtual time before it is woken.
     fn has_work(&self) -> bool {
         let MqfqPort { shared, local } = self;
         let has_closings = local.flows.has_closings(&shared.flows);
@@ -305,7 +306,8 @@ impl Local {
         (units, window): (u64, u64),
         wake: &mut PortSet,
     ) -> Option<VTime> {
-        // Refunded before the request is tagged, so that it starts at the end tag after the refund.
+        // Credit is refunded before the request is tagged, so that the request starts at the end
+        // tag after the refund.
         let has_credit = self.flows.kept(seat)?.credit > 0;
         if has_credit {
             self.give_back(shared, seat);
@@ -374,8 +376,8 @@ impl Local {
 
     #[inline]
     fn next<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) -> Next {
-        // First of all, so that no request is issued beyond a smaller D, or by an old W, once the
-        // port has been notified of the change.
+        // Notifications are read first, so that once the port has been notified of a change, it
+        // issues no request beyond a smaller D, or by an old W.
         if self.flows.poll(&shared.flows, wake) {
             self.hear(shared, wake);
         }
@@ -536,7 +538,7 @@ impl Local {
         let Some(local) = self.flows.kept_mut(seat) else { return };
         let room = match self.queue.newest_start(local) {
             Some(start) => local.account.end.since(start).max(0).unsigned_abs(),
-            // No request waits here before which the flow's next request could start.
+            // The flow has no request staged here, so no order has to be kept.
             None => u64::MAX,
         };
         let units = local.credit.min(room);
@@ -613,7 +615,8 @@ impl Local {
         taken
     }
 
-    /// Throttles the port because `lead` is too far ahead. `None`: it is no longer too far.
+    /// Throttles the port because `lead` is too far ahead. `None` if `lead` is no longer too far
+    /// ahead.
     fn throttle<P: Platform>(
         &mut self,
         shared: &Shared<P>,
@@ -640,8 +643,8 @@ impl Local {
         Some(Next::Blocked)
     }
 
-    /// The port has no request that may be issued: removes it from the wheel and gives up its
-    /// slots.
+    /// Removes the port from the wheel and gives up its slots, because it has no request that may
+    /// be issued.
     #[inline]
     fn rest<P: Platform>(&mut self, shared: &Shared<P>, wake: &mut PortSet) {
         self.leave_wheel(shared);
@@ -663,8 +666,8 @@ impl Local {
         shared.wheel.leave(self.port, place);
         let free_ns =
             shared.counters.get(usize::from(self.port.0))?.free_ns.swap(0, Ordering::Relaxed);
-        // The releasing port may have written `free_ns` after this port had left by itself; then
-        // this is a later sleep.
+        // The releasing port may have written `free_ns` after this port had left the wheel by
+        // itself and had entered it again. Then the time counts from the start of this sleep.
         (free_ns != 0).then(|| free_ns.max(self.asleep_ns))
     }
 
@@ -704,7 +707,7 @@ impl Local {
             self.time = now;
             let free = shared.wheel.turn(now);
             // `free_ns` is only used for a count, so its order does not matter: a port that runs
-            // before it is written counts nothing.
+            // before `free_ns` is written counts nothing.
             free.filter_map(|port| shared.counters.get(usize::from(port.0)))
                 .for_each(|counters| counters.free_ns.store(self.now_ns, Ordering::Relaxed));
             self.wake(shared, free, wake);
@@ -725,7 +728,8 @@ impl Local {
     #[cold]
     fn count<P: Platform>(&self, shared: &Shared<P>) {
         if let Some(counters) = shared.counters.get(usize::from(self.port.0)) {
-            // Written by this port alone, and read only for statistics and for the adjustment of T.
+            // The counters are written by this port alone, and are read only for statistics and for
+            // the adjustment of T.
             counters.throttles.store(self.throttles, Ordering::Relaxed);
             counters.blocks.store(self.blocks, Ordering::Relaxed);
             counters.wakes.store(self.wakes, Ordering::Relaxed);

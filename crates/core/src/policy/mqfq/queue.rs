@@ -93,8 +93,8 @@ impl LocalFlow {
         self.newest != NONE
     }
 
-    /// The port drops its state of the flow: arrears are charged to the flow's end tag, and credit
-    /// is refunded to it. No request of the flow is staged here.
+    /// Charges the arrears to the flow's end tag and refunds the credit, because the port drops its
+    /// state of the flow. No request of the flow is staged here.
     #[cold]
     pub(super) fn leave<P: Platform>(&self, ends: &EndTags<P>, flow: FlowId) {
         let mut account = self.account;
@@ -462,9 +462,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the order is start tag, then arrival, for any flows and
-        /// cancellations, also across the wrap of virtual time; tags are used again at once; and a
-        /// flow has credit for its cancelled requests.
+        /// The queue agrees with a sorted list: the order is start tag, then arrival, for any flows
+        /// and cancellations, also across the wrap of virtual time; tags are used again at once;
+        /// and a flow has credit for its cancelled requests.
         #[test]
         fn issues_in_order_of_start_tag_then_arrival(
             origin in prop_oneof![Just(0u64), Just((1 << 56) - 50)],
@@ -557,7 +557,7 @@ mod tests {
             units
         };
         let old = bench.ids[0];
-        assert_eq!([units(&mut bench, old), units(&mut bench, old)], [1, 2], "it keeps it");
+        assert_eq!([units(&mut bench, old), units(&mut bench, old)], [1, 2], "remainders are kept");
         bench.table.close(old).unwrap();
         bench.flows.poll(&bench.table, &mut PortSet::default());
         let new = bench.table.add(None, Weight::DEFAULT, |_| ()).unwrap();

@@ -12,9 +12,9 @@
 //! stay on the core or in the socket. A leaf is written by its port alone and needs no atomic
 //! read-modify-write: a port that keeps running costs no cache traffic at all.
 //!
-//! **Open in the paper:** the node for a token if no port waits. In the root it would cost each
-//! request of a port that runs empty two transfers of the root's line; in the leaf no other port
-//! could take it (decision 6).
+//! **The paper leaves open** to which node a token goes if no port waits. A token in the root would
+//! cost each request of a port that runs empty two transfers of the root's line; a token in the
+//! leaf could be taken by no other port (decision 6).
 //!
 //! **The ready set** is one word, a bit per port. To *claim* a port is to clear its bit; only one
 //! claimer succeeds, and that claimer alone wakes the port, so two completions wake two ports.
@@ -87,13 +87,13 @@ impl<P: Platform> Slots<P> {
     /// Changes D and returns the ports to wake. The caller notifies all ports, which take slots by
     /// [`Self::acquire_owing`] from then on.
     pub(super) fn resize(&self, slots: u32) -> PortSet {
-        // Under the lock, so that the second of two concurrent changes starts from the D of the
-        // first.
+        // D changes under the lock, so that the second of two concurrent changes starts from the D
+        // of the first.
         self.total.with(|total| {
             let old = core::mem::replace(total, slots);
             if slots <= old {
-                // Only its port may take tokens from a leaf, so the surplus becomes debt, which
-                // ports pay as they find tokens.
+                // Only a leaf's own port may take tokens from the leaf, so the surplus becomes
+                // debt, which ports pay as they find tokens.
                 self.debt.fetch_add(u64::from(old - slots), Ordering::SeqCst);
                 return PortSet::EMPTY;
             }
@@ -114,8 +114,8 @@ impl<P: Platform> Slots<P> {
         let root = self.words.get(Tree::ROOT).filter(|_| tokens != 0);
         let Some(root) = root else { return PortSet::EMPTY };
         root.fetch_add(tokens, Ordering::SeqCst);
-        // A port that becomes ready changes the same word: before this access, and is woken, or
-        // after it, and finds the tokens.
+        // A port that becomes ready changes the same word, either before this access, and is then
+        // woken, or after it, and then finds the tokens.
         self.ready().take(Ordering::SeqCst)
     }
 
@@ -123,7 +123,8 @@ impl<P: Platform> Slots<P> {
     /// took one, and whether any debt is left.
     #[cold]
     pub(super) fn acquire_owing(&self, port: PortId) -> (bool, bool) {
-        // One step for each node: more steps are needed only while other ports put tokens down.
+        // The loop takes one step for each node: more steps are needed only while other ports add
+        // tokens.
         for _ in 0..=self.tree.nodes() {
             let owed = self.debt.load(Ordering::SeqCst);
             if owed == 0 {
@@ -133,8 +134,8 @@ impl<P: Platform> Slots<P> {
             if found == 0 {
                 return (false, true);
             }
-            // Tokens first: a token that pays is taken before the debt is reduced, so that no port
-            // uses it.
+            // A token that pays is taken before the debt is reduced, so that no port uses the
+            // token.
             let left = found.wrapping_sub(self.forgive(found));
             if left > 0 {
                 // Others have paid meanwhile, or D is greater. This port uses one token and keeps
@@ -247,9 +248,9 @@ impl<P: Platform> Slots<P> {
         PortSet::only(target)
     }
 
-    /// The port stops with no request that may be issued: gives the tokens of its leaf to the
-    /// nearest ready ports, and puts the rest into the node above the leaf, where a port finds it
-    /// if it finds none on its own path. Returns the ports to wake.
+    /// Records that the port stops with no request that may be issued: gives the tokens of its leaf
+    /// to the nearest ready ports, and puts the rest into the node above the leaf, where a port
+    /// that finds no token on its own path takes them. Returns the ports to wake.
     #[inline]
     pub(super) fn stop(&self, port: PortId) -> PortSet {
         let leaf = self.tree.leaf(port);

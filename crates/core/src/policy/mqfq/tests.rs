@@ -266,7 +266,7 @@ fn a_new_threshold_takes_effect() {
     rig.ports[1].submit(0, &held, &mut wake).unwrap();
     rig.settle();
     assert_eq!(rig.issued.len(), 1);
-    // With two ports the window is four fifths of it: 9,831.
+    // With two ports the window is four fifths of T: 9,831.
     rig.policy.set_threshold(3 * 4096, false, &mut wake).unwrap();
     assert_eq!(wake, PortSet::only(PortId(0)));
     rig.wake = wake;
@@ -298,7 +298,8 @@ fn a_threshold_follows_until_one_is_given() {
     assert_eq!(rig.policy.tick(9, &mut wake), Some(9 + follow::PERIOD_NS));
 }
 
-/// A port that is released and runs 5 us later, with the device idle or full meanwhile.
+/// A port runs 5 us after its release. The time counts as late if a slot is free, and not if the
+/// device is full.
 #[test]
 fn late_ports_count_if_the_device_waits_for_them() {
     for (slots, late_ns) in [(8, 5_000), (6, 0)] {
@@ -323,7 +324,7 @@ fn late_ports_count_if_the_device_waits_for_them() {
 }
 
 /// Once in each period all ports but one are released, and run together a hundredth of the period
-/// later. For any number of ports that is a hundredth of the time, and T stays.
+/// later. For any number of ports, the late time is a hundredth of all time, so T stays.
 #[test]
 fn many_late_ports_are_not_late_many_times() {
     for ports in [2usize, 16, 64] {
@@ -412,12 +413,13 @@ fn a_sleeper_has_work_once_there_are_other_weights() {
     rig.settle();
     assert!(rig.issued.len() == 1 && !rig.ports[0].has_work(), "it sleeps");
     rig.policy.set_weight(rig.flows[2], Weight::new(50).unwrap()).unwrap();
-    assert!(rig.ports[0].has_work(), "W is to be twice what it was");
+    assert!(rig.ports[0].has_work(), "the wanted W is twice the old one");
     rig.run(0);
     assert_eq!(rig.issued.len(), 2);
 }
 
-/// The port is woken at virtual time 8,192, where a bucket begins, and may dispatch at 4,097.
+/// The port is woken at virtual time 8,192, where a bucket begins, but may dispatch at 4,097
+/// already.
 #[test]
 fn a_sleeper_has_work_once_it_may_go() {
     let config = MqfqConfig { slots: 8, ..MqfqConfig::new(Topology::flat(2), 2, 8) };
@@ -455,11 +457,11 @@ fn slots_change_while_requests_are_outstanding() {
         rig.complete(0);
     }
     rig.settle();
-    assert_eq!(rig.in_flight.len(), 3, "what is free again is used");
+    assert_eq!(rig.in_flight.len(), 3, "free slots are used again");
     // The debt is cancelled, and one token is added.
     slots(&mut rig, 1).unwrap();
     slots(&mut rig, 4).unwrap();
-    assert!(rig.wake.contains(PortId(0)), "who waits for a slot is woken");
+    assert!(rig.wake.contains(PortId(0)), "a port that waits for a slot is woken");
     rig.settle();
     assert_eq!((rig.in_flight.len(), rig.policy.stats().free_slots), (4, Some(0)));
     rig.check();

@@ -2,12 +2,12 @@
 //!
 //! **Problem.** A port whose lead request is more than the window W ahead of virtual time (T less
 //! the reserve for arrears, see `mqfq`) must stop, and must go on as soon as virtual time has
-//! caught up; polling costs a pass over each port per period. **Model.** A ring of [`BUCKETS`]
-//! buckets. Each stands for an interval of `b` units of virtual time and holds a set of ports, as a
-//! bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket that begins
-//! at or next after `w`, but at most the last bucket of the ring: a woken port checks again. A port
-//! that moves virtual time into another interval empties the buckets that have begun and wakes
-//! their ports.
+//! caught up; polling costs a pass over each port per period. **Model.** The wheel is a ring of
+//! [`BUCKETS`] buckets. Each stands for an interval of `b` units of virtual time and holds a set of
+//! ports, as a bit mask. A port that must wait until virtual time `w` = lead - W enters the bucket
+//! that begins at or next after `w`, but at most the last bucket of the ring: a woken port checks
+//! again. A port that moves virtual time into another interval empties the buckets that have begun
+//! and wakes their ports.
 //!
 //! **The width** `b` is the largest power of two that is at most W/8, and 1 if W is below 8. A
 //! power of two divides the 2^56 units after which virtual time wraps, so bucket numbers wrap
@@ -25,7 +25,7 @@
 //! turners agree through `turned`, the virtual time up to which some turner has undertaken to empty
 //! buckets: the turner that moves it on empties the buckets in between. A turner that finds
 //! `turned` beyond its own time leaves the work to the other turner, which moved virtual time (or
-//! saw it moved) after it, and therefore sees every bit that it would have seen.
+//! saw it moved) later, and therefore sees every bit that the first turner would have seen.
 //!
 //! **Changing W** empties all buckets, because bucket numbers depend on the width (see above the
 //! verbs).
@@ -62,7 +62,7 @@ pub struct Window {
 
 impl Window {
     pub fn new(units: u64, follows: bool) -> Self {
-        // Less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
+        // W is less than 2^53 units for any weights (`MAX_THRESHOLD`), so no bit is shifted out.
         let shift = (units >> WIDTH_SHIFT).checked_ilog2().unwrap_or(0);
         Window { word: units << 8 | u64::from(follows) << 7 | u64::from(shift) }
     }
@@ -124,8 +124,8 @@ impl Window {
 
     /// The bucket to wait in for `lead`, which is held back at `now`.
     fn bucket_for(self, lead: VTime, now: VTime) -> u64 {
-        // Rounded up, so that the port is not woken while it is still held back. A bucket beyond
-        // the ring would share the word of a nearer bucket.
+        // The bucket is rounded up, so that the port is not woken while it is still held back. A
+        // bucket beyond the ring would share the word of a nearer bucket.
         let begins = lead.minus(self.units()).plus((1 << self.shift()) - 1);
         let current = self.bucket(now);
         current.wrapping_add(self.distance(self.bucket(begins), current).min(BUCKETS - 1))
@@ -254,8 +254,8 @@ impl<P: Platform> Wheel<P> {
         loop {
             let turned = VTime::from_word(old);
             let passed = window.distance(window.bucket(now), window.bucket(turned));
-            // Within a bucket no bucket begins and the word stays, so it is written once a bucket's
-            // width.
+            // While virtual time stays in a bucket, no other bucket begins and `turned` does not
+            // change, so it is written once per bucket.
             if !turned.is_before(now) || passed == 0 {
                 return PortSet::EMPTY;
             }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any W, anywhere on the circle: a port sleeps only if it must, is woken at the latest
+        /// For any W, at any virtual time: a port sleeps only if it must, is woken at the latest
         /// when virtual time reaches its lead, not before its wait is over unless the ring is too
         /// short, and only once.
         #[test]
@@ -386,7 +386,7 @@ mod tests {
                 .is_none()
         );
         assert_eq!(wheel.turn(VTime::from_units(500)), PortSet::EMPTY, "it has left");
-        // Or W has changed meanwhile.
+        // The port does not sleep either if W has changed meanwhile.
         let window = Window::new(50, false);
         assert!(
             wheel

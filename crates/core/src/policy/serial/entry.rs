@@ -25,7 +25,7 @@ pub trait Scheduler: 'static {
     const WITHOUT: &'static [&'static str] = &[];
     /// Whether it charges requests' costs; if not, it does not have the keys of costs.
     const COSTS: bool = true;
-    /// The kind of cost, unless its key says it. The device's time can be measured only with a
+    /// The kind of cost, unless the key sets it. The device's time can be measured only with a
     /// scheduler that never holds requests back while the device has room.
     const COST: CostKind = CostKind::Bytes;
     /// Its promises besides D.
@@ -38,8 +38,8 @@ pub trait Scheduler: 'static {
         Self::Config::default()
     }
 
-    /// The same within the limits of NASS, which keeps places for a flow instead of waiting for it
-    /// unless `_keeps_room` is false.
+    /// Its configuration within the limits of NASS. With `_keeps_room` NASS keeps slots for a flow
+    /// that is about to send, so the scheduler does not wait for that flow.
     fn limited(_keeps_room: bool) -> Self::Config {
         Self::config()
     }

@@ -1,17 +1,18 @@
 //! Flows in the order of their tags: the least first, the earliest arrival among equals, and only
 //! those that may be served.
 //!
-//! Binary heaps in fixed arrays, one for each [`Lane`] that is served from. A flow that is
-//! [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the first visits
-//! it. So however many flows are shut out, to find the first costs nothing, and to serve it, or to
-//! change a flow's lane, at most the logarithm of the number of flows.
+//! The order consists of binary heaps in fixed arrays, one for each [`Lane`] that is served from. A
+//! flow that is [shut](Lane::Shut) out is in neither: its entry lies aside, and no search for the
+//! first visits it. So however many flows are shut out, to find the first costs nothing, and to
+//! serve it, or to change a flow's lane, at most the logarithm of the number of flows.
 //!
 //! The loops go from a place to its parent or to a child: at most as many rounds as the heap has
 //! levels.
 //!
-//! The entry put in last stays outside its heap, unless the one that is outside is lesser; it goes
-//! in when a lesser one is put in: a flow that was served and comes first again, or is admitted
-//! again as the first, as happens all the time under a limit, never moves anything.
+//! A heap has at most one entry outside of it. An entry that is put in becomes that entry if there
+//! is none, or if it comes before the present one, which then goes into the heap; otherwise the new
+//! entry goes into the heap. So nothing moves for a flow that is served and is the first again, or
+//! that is admitted again as the first, as often happens under a limit.
 
 use alloc::boxed::Box;
 
@@ -82,13 +83,13 @@ impl FlowHeap {
         }
     }
 
-    /// Whether no flow is in it, in whatever lane.
+    /// Whether there is no flow in any lane.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the flow may be served when these lanes are.
+    /// Whether the flow may be served when these lanes are served.
     #[inline]
     pub fn admits(&self, flow: usize, lanes: Lanes) -> bool {
         match self.seats.get(flow).map(|seat| seat.lane) {
@@ -213,7 +214,7 @@ impl Heap {
         }
     }
 
-    /// The lesser one of this entry and the latest stays outside.
+    /// Puts an entry in; the lesser of this entry and the latest stays outside of the heap.
     #[inline]
     fn push(&mut self, entry: Entry, seats: &mut [Seat]) {
         let latest = self.latest;
@@ -343,8 +344,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted list: the first is the least of the flows that may be served, whatever
-        /// lanes they were in before.
+        /// The order agrees with a sorted list: the first is the least of the flows that may be
+        /// served, whatever lanes they were in before.
         #[test]
         fn gives_the_least_that_may_be_served(steps in steps()) {
             let mut heap = FlowHeap::new(FLOWS);

@@ -1,9 +1,9 @@
 //! Merging: adjacent requests of a flow become one command while they are staged.
 //!
-//! **Problem.** A program that reads or writes a stream in small pieces, many at a time, has the
-//! pieces wait side by side for its flow's turn. The device has less work with one command of 128
-//! KiB than with 32 of 4 KiB, and so has every layer between; and a scheduler that counts requests,
-//! or places in the device's queue, then counts the device's commands.
+//! **Problem.** If a program reads or writes a stream in small pieces, many at a time, adjacent
+//! pieces wait together until their flow is served. One command of 128 KiB is less work for the
+//! device, and for every layer in between, than 32 commands of 4 KiB; and a scheduler that counts
+//! requests, or the device's slots, should count the device's commands.
 //!
 //! **Model.** The scheduler inside knows *units* instead of requests: a unit is a request, or a
 //! chain of them that lie one after the other. An arrival that begins where a staged unit ends is
@@ -20,10 +20,10 @@
 //! each request that has to be alone ([`Port::barrier`](crate::Port::barrier)), durable writes for
 //! example.
 //!
-//! **Search.** Two tables of hints, by where units end and where they begin, a power of two of
-//! entries without chains: an entry names the unit that was put there last, and a search checks
-//! that it is staged and fits. A collision costs a possible merge, and nothing has to be taken out
-//! of the tables.
+//! **Search.** There are two tables of hints, one by the ends of units and one by their beginnings,
+//! each with a power of two of entries, without chains: an entry names the unit that was put there
+//! last, and a search checks that it is staged and fits. A collision costs a possible merge, and
+//! nothing has to be taken out of the tables.
 //!
 //! **Left out**: joining two staged units when an arrival closes the gap between them. It would
 //! take a request out of the middle of the scheduler's queues for a case that a stream does not
@@ -88,7 +88,7 @@ struct Unit {
     last: u32,
 }
 
-/// A request: its unit, and the request after it in that.
+/// A request: its unit, and the next request of that unit.
 #[derive(Clone, Copy, Zeroable)]
 struct Part {
     unit: u32,
@@ -143,7 +143,7 @@ impl Merger {
         }
     }
 
-    /// Puts an arrival into a staged unit, if it fits to one, or makes it a unit.
+    /// Puts an arrival into a staged unit, if it fits one, or makes it a unit.
     #[inline]
     pub fn place(&mut self, arrival: &Arrival) -> Placed {
         if !matches!(arrival.op, Op::Read | Op::Write) {

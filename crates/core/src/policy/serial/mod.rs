@@ -6,8 +6,8 @@
 //!
 //! **Model.** A [`SerialPolicy`] is plain data with four verbs: insert, select among the flows that
 //! may be served, completed, and changes of flows. [Lanes](Lane) say which flows may be served; by
-//! default all may. [`Serial`] puts it behind one [`Platform::Mutex`], counts the slots of the
-//! device and speaks the [port contract](crate::contract::port):
+//! default all may. [`Serial`] puts a policy behind one [`Platform::Mutex`], counts the slots of
+//! the device and implements the [port contract](crate::contract::port):
 //!
 //! - `submit` inserts; the request is staged.
 //! - `next` selects while a slot is free. A request must be issued by the port that it was
@@ -27,7 +27,7 @@
 //! **Bounds.** The lock is held for a verb of the policy, whose heaps are as deep as the logarithm
 //! of the flows, and in `next` for as many verbs as slots are free. A `tick` holds it while 1,024
 //! flows are lifted, and further flows follow a millisecond later ([`Lift`]); adding, weighing and
-//! removing a flow hold it while the weights of all flows are read.
+//! removing a flow hold it for at most 256 steps, which update the extremes of the weights.
 //!
 //! **Memory.** All of it is allocated when the policy is built. Requests are numbered densely over
 //! all ports ([`Job`]), so a policy keeps its state of each in an array, and its queues in
@@ -110,10 +110,10 @@ struct Shared<S: SerialPolicy, P: Platform> {
     shown: CachePadded<Shown<P>>,
 }
 
-/// Statistics, written under the lock when they change. They are read without the lock, since verbs
-/// may hold it where the reader may not wait for them.
+/// Statistics, written under the lock when they change. They are read without the lock, because a
+/// reader may not be able to wait for a verb that holds the lock.
 struct Shown<P: Platform> {
-    /// In units; [`NO_VIRTUAL_TIME`] for a policy without.
+    /// In units; [`NO_VIRTUAL_TIME`] for a policy without virtual time.
     virtual_time: P::U64,
     slots: P::U64,
     free: P::U64,
@@ -361,7 +361,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         let shared = &*self.shared;
         let (job, slot) = (shared.job(self.id, tag), self.slot(seat));
         shared.with(|core| core.completed(now_ns, job, slot, outcome));
-        // Last, because it may give the flow's slot to another flow.
+        // This comes last, because it may give the flow's slot to another flow.
         self.account.finish(&shared.flows, seat as usize);
         true
     }
@@ -408,7 +408,7 @@ impl<S: SerialPolicy, P: Platform> Port for SerialPort<S, P> {
         self.shared.with(|core| core.requeue(self.id, job)).then(|| {
             *live = Live::Staged(seat);
             if let Some(cost) = self.costs.get_mut(tag.0 as usize) {
-                // Its cost is counted once.
+                // The cost of a request is counted when it is issued first, and not again.
                 *cost = 0;
             }
             if let Some(here) = self.account.kept_mut(seat as usize) {
@@ -524,7 +524,8 @@ impl<S: SerialPolicy, P: Platform> Shared<S, P> {
 
     #[inline]
     fn job(&self, port: PortId, tag: Tag) -> Job {
-        // Tags have 24 bits at most. Wrapping shifts have no panic, which verbs must not link.
+        // Tags have 24 bits at most. A wrapping shift cannot panic; verbs must not contain code
+        // that panics.
         Job(u32::from(port.0).wrapping_shl(self.tag_bits) | tag.0)
     }
 }
@@ -558,8 +559,8 @@ impl<S: SerialPolicy> Core<S> {
         self.policy.set_reference(flows.reference());
     }
 
-    /// Inserts a request, as a part of another if that is possible, to whose cost it then adds
-    /// `joined`. Gives its cost.
+    /// Inserts a request. If possible, it becomes a part of a staged unit, and then adds `joined`
+    /// to that unit's cost. Returns the cost of the request.
     #[inline]
     fn insert(&mut self, now_ns: u64, arrival: &Arrival, joined: u64) -> u64 {
         let placed = self.merger.as_mut().map(|merger| merger.place(arrival));
@@ -575,7 +576,7 @@ impl<S: SerialPolicy> Core<S> {
         }
     }
 
-    /// Completes a request; of several in one command the last one counts.
+    /// Completes a request. A command of several requests completes with the last of them.
     #[inline]
     fn completed(&mut self, now_ns: u64, job: Job, flow: usize, outcome: Outcome) {
         let ended = match &mut self.merger {

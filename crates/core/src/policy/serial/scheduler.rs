@@ -35,8 +35,8 @@ pub struct Arrival {
 pub enum Selection {
     /// Serve this request, of the flow in this slot, now. It is no longer staged.
     Serve(Job, usize),
-    /// Requests are staged, but the policy keeps the device for one that it expects, until this
-    /// time (nanoseconds) at the latest.
+    /// Requests are staged, but the policy keeps the device free for a request that it expects,
+    /// until this time (nanoseconds) at the latest.
     WaitUntil(u64),
     /// No flow that may be served has a request staged.
     Nothing,

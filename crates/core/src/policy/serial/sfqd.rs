@@ -53,8 +53,8 @@ impl Scheduler for SfqdScheduler {
     /// MQFQ on one queue is SFQ(D).
     const LIMITED: &'static str = "nass+mqfq";
     const COST: CostKind = CostKind::Device;
-    /// Not MQFQ's theorems: `next` of one port chooses requests that another port issues a wake-up
-    /// later, so the moment of the choice cannot be observed.
+    /// It does not promise MQFQ's theorems, because `next` of one port chooses requests that
+    /// another port issues a wake-up later, so the moment of the choice cannot be observed.
     const PROMISES: Promises = Promises { steady_time: true, shares: true, ..Promises::NONE };
     type Config = ();
 
@@ -89,8 +89,8 @@ pub struct SfqdScheduler {
 #[derive(Clone, Copy, Default)]
 struct FlowState {
     end: VTime,
-    /// Growth of requests that have left, after others were tagged behind them, in units: added to
-    /// all tags of the queue.
+    /// Growth, in units, of requests that left the queue after others had been tagged behind them.
+    /// It is added to all tags of the queue when they are compared.
     shift: u64,
     normalizer: Normalizer,
     staged: Fifo,
@@ -180,8 +180,8 @@ impl SerialPolicy for SfqdScheduler {
         let Some(job) = self.links.pop(&mut flow.staged) else { return Selection::Nothing };
         let following = flow.staged.first();
         if let Some(state) = self.jobs.get(job as usize) {
-            // The later of the two: a flow that was shut out for a while is served behind virtual
-            // time.
+            // Virtual time is the later of the two, because a flow that was shut out for a while is
+            // served behind virtual time.
             self.virtual_time = self.virtual_time.max(state.start.plus(flow.shift));
             if state.grown > 0 {
                 let grown = flow.end.plus(flow.shift).charge(self.virtual_time, state.grown);
@@ -201,8 +201,8 @@ impl SerialPolicy for SfqdScheduler {
         Selection::Serve(Job(job), slot as usize)
     }
 
-    /// Later arrivals are tagged as if it had not been there; requests staged behind it keep their
-    /// tags.
+    /// Later arrivals are tagged as if the request had not been there; requests staged behind it
+    /// keep their tags.
     fn cancel(&mut self, job: Job, slot: usize) {
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let was_first = flow.staged.first() == Some(job.0);
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// A byte costs a byte, however few: lengths below the usual minimum are used.
+    /// A request costs its length here, even if that is below the usual minimum.
     fn config(slots: u32) -> SerialConfig {
         SerialConfig { flows: 2, tags: 8, slots, ..Default::default() }
     }

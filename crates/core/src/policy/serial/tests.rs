@@ -65,13 +65,13 @@ fn slots_change_while_requests_are_outstanding() {
     };
     assert_eq!(issued(port, &mut wake), 2);
     policy.tune(Tuning::Slots(5), &mut wake).unwrap();
-    assert_eq!(wake, PortSet::first(2), "whoever waits for a slot looks again");
+    assert_eq!(wake, PortSet::first(2), "every port that may wait for a slot is woken");
     assert_eq!(issued(port, &mut wake), 3);
     policy.tune(Tuning::Slots(2), &mut wake).unwrap();
     policy.tune(Tuning::Slots(3), &mut wake).unwrap();
     for (tag, more) in [(0, 0), (1, 0), (2, 1)] {
         port.complete(0, Tag(tag), Outcome::Done, &mut wake);
-        assert_eq!(issued(port, &mut wake), more, "five are out where three may be");
+        assert_eq!(issued(port, &mut wake), more, "five are outstanding, three may be");
     }
     (3..6).for_each(|tag| assert!(port.complete(0, Tag(tag), Outcome::Done, &mut wake)));
     assert_eq!(policy.stats().free_slots, Some(3));

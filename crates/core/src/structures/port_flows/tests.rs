@@ -92,7 +92,7 @@ enum Step {
     Hold(usize, usize),
     /// A request of the policy, or a held one, goes before all others.
     Expedite(usize, usize),
-    /// A request ends, in the way of its place.
+    /// A request is finished, cancelled or completed, as its place ([`At`]) demands.
     End(usize, usize),
     Poll(usize),
 }

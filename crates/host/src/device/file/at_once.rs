@@ -1,12 +1,12 @@
-//! Reads and writes through the page cache that the shard makes itself, without a thread that may
-//! wait.
+//! Reads and writes through the page cache that the shard makes itself, instead of a thread that
+//! may block.
 //!
 //! **Problem.** A read that the page cache can answer is a copy of memory, and so are reads and
-//! writes of a file system that is in memory. Handing them to another thread costs several times
-//! their own time. **Model.** The shard makes the calls itself if they cannot wait for a device. A
-//! read has the flag `RWF_NOWAIT`, and goes to the store's threads if it would have to wait. A
-//! write to a file system with a device has no such guarantee (`pwritev2` waits for a frozen file
-//! system whatever its flags), so only writes to file systems in memory are made here.
+//! writes of a file system in memory. Passing them to another thread costs several times their own
+//! time. **Model.** The shard makes the calls itself if they cannot block on a device. A read has
+//! the flag `RWF_NOWAIT`; if it would block, a thread of the store makes it instead. A write to a
+//! file system with a device has no such guarantee (`pwritev2` waits for a frozen file system
+//! whatever its flags), so only writes to file systems in memory are made here.
 
 use std::fs::File;
 use std::io;
@@ -27,11 +27,11 @@ pub(super) unsafe fn read(
     let flags = if is_in_memory { 0 } else { libc::RWF_NOWAIT };
     // SAFETY: the caller vouches for the pieces.
     let result = unsafe { libc::preadv2(file.as_raw_fd(), pointer, count, offset as i64, flags) };
-    // After an error, a thread that may wait repeats the call and gets the error again.
+    // After an error, a thread that may block repeats the call and receives the same error.
     if result < 0 { None } else { Some(result as i32) }
 }
 
-/// Writes, and waits for the device if necessary; returns bytes, or a negative errno.
+/// Writes, and blocks on the device if necessary; returns the number of bytes, or a negative errno.
 ///
 /// # Safety
 /// The pieces are readable memory that no other code changes during the call.
@@ -40,7 +40,7 @@ pub(super) unsafe fn write(file: &File, pieces: &[libc::iovec], offset: u64, fla
     // SAFETY: the caller vouches for the pieces.
     result(unsafe {
         match pieces {
-            // A vectored call takes the kernel a little longer.
+            // A plain `pwrite` is slightly cheaper in the kernel than a vectored call.
             [one] if flags == 0 => libc::pwrite(fd, one.iov_base, one.iov_len, offset),
             _ => libc::pwritev2(fd, pieces.as_ptr(), pieces.len() as i32, offset, flags),
         }

@@ -1,5 +1,5 @@
-//! The calls of a queue that may wait for a device: the threads of the file's store make them, and
-//! send the results to the queue's shard.
+//! The calls of a queue that may block on a device. Threads of the file's store make them, and send
+//! the results to the queue's shard.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use crate::device::file::open::Backing;
 use crate::device::file::workers::Workers;
 use crate::io::wakers::Wakers;
 
-/// Bytes that a batch writes between two sends of replies.
+/// The number of bytes that a batch writes between two sends of replies.
 const TOGETHER: usize = 512 << 10;
 
 /// The result of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
-    /// The operation in this slot has ended: bytes, or a negative errno.
+    /// The operation in this slot has ended, with this number of bytes or negative errno.
     Done { slot: u32, result: i32 },
     /// The call that wrote this operation together with others has failed: the operation is to be
-    /// tried alone.
+    /// retried alone.
     Alone { slot: u32 },
     /// The batch of writes of this store has ended.
     Written { store: u16 },
@@ -28,8 +28,8 @@ pub(super) enum Reply {
 /// The replies that wait for a queue.
 pub(super) struct Replies {
     list: Mutex<Vec<Reply>>,
-    /// Whether there may be replies, so that a turn without any takes no lock. Set (Release) after
-    /// a reply is in the list, cleared before the list is taken.
+    /// Whether there may be replies, so that a turn without replies takes no lock. Set (Release)
+    /// after a reply is in the list, cleared before the list is taken.
     is_some: AtomicBool,
     wakers: Arc<Wakers>,
     shard: usize,
@@ -44,7 +44,7 @@ impl Replies {
     fn give(&self, replies: &[Reply]) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(replies);
         self.is_some.store(true, Ordering::Release);
-        // A thread that polls (a direct path) has no bell.
+        // A thread that polls (a direct path) has no waker, and needs none.
         if self.shard < self.wakers.count() {
             self.wakers.wake(self.shard);
         }
@@ -55,7 +55,7 @@ impl Replies {
         self.is_some.load(Ordering::Acquire)
     }
 
-    /// Takes all replies, in exchange for an empty list.
+    /// Takes all replies, and leaves an empty list.
     #[cold]
     pub(super) fn take(&self, empty: Vec<Reply>) -> Vec<Reply> {
         self.is_some.store(false, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Replies {
     }
 }
 
-/// Pieces of memory, which stay valid until the operation's reply has been taken.
+/// Ranges of memory, which stay valid until the operation's reply has been taken.
 pub(super) enum Pieces {
     One(libc::iovec),
     Many(*const libc::iovec, usize),
@@ -80,7 +80,7 @@ pub(super) enum Call {
         offset: u64,
         is_durable: bool,
     },
-    /// Puts a range on stable storage, or the whole file if the length is 0.
+    /// Makes a range durable, or the whole file if the length is 0.
     Sync {
         offset: u64,
         length: u64,
@@ -92,8 +92,8 @@ pub(super) enum Call {
     },
 }
 
-// SAFETY: the memory that a call points to is the operation's, which stays valid and unused until
-// the reply has been taken; it is memory of this process, whichever thread uses it.
+// SAFETY: the memory that a call points to belongs to the operation, and stays valid and unused
+// until the reply has been taken; any thread of this process may access it.
 unsafe impl Send for Call {}
 
 impl Pieces {
@@ -102,17 +102,17 @@ impl Pieces {
     unsafe fn list(&self) -> &[libc::iovec] {
         match self {
             Pieces::One(one) => std::slice::from_ref(one),
-            // SAFETY: the operation's vectors, which stay where they are until it has ended.
+            // SAFETY: these are the operation's vectors, which stay in place until it has ended.
             &Pieces::Many(first, count) => unsafe { std::slice::from_raw_parts(first, count) },
         }
     }
 }
 
 impl Call {
-    /// Makes the call; returns bytes, or a negative errno.
+    /// Makes the call; returns the number of bytes, or a negative errno.
     ///
     /// # Safety
-    /// The operation has not ended, and its memory is the device's.
+    /// The operation has not ended, and its memory belongs to the device.
     unsafe fn make(&self, backing: &Backing) -> i32 {
         let file = &backing.file;
         match self {
@@ -121,13 +121,13 @@ impl Call {
                 let list = unsafe { pieces.list() };
                 let (first, count) = (list.as_ptr(), list.len() as i32);
                 let (fd, offset) = (file.as_raw_fd(), *offset as i64);
-                // SAFETY: writable memory that is the device's.
+                // SAFETY: the memory is writable and belongs to the device.
                 at_once::result(unsafe { libc::preadv(fd, first, count, offset) })
             }
             Call::Write { pieces, offset, is_durable } => {
                 let flags = if *is_durable { libc::RWF_DSYNC } else { 0 };
-                // SAFETY: the caller vouches for the operation; readable memory that is the
-                // device's.
+                // SAFETY: the caller vouches for the operation; the memory is readable and belongs
+                // to the device.
                 unsafe { at_once::write(file, pieces.list(), *offset, flags) }
             }
             &Call::Sync { offset, length } => {
@@ -135,7 +135,7 @@ impl Call {
             }
             Call::Allocate { mode, offset, length } => {
                 let (offset, length) = (*offset as i64, *length as i64);
-                // SAFETY: plain numbers.
+                // SAFETY: the arguments are plain numbers.
                 at_once::result(
                     unsafe { libc::fallocate(file.as_raw_fd(), *mode, offset, length) } as isize
                 )
@@ -146,12 +146,12 @@ impl Call {
     /// Passes the call to a thread of the file's store.
     ///
     /// # Safety
-    /// The operation in the slot does not end before its reply has been taken, and its memory is
-    /// the device's.
+    /// The operation in the slot does not end before its reply has been taken, and its memory
+    /// belongs to the device.
     pub(super) unsafe fn hand_over(self, backing: &Arc<Backing>, slot: u32, to: &Arc<Replies>) {
         let (file, replies) = (backing.clone(), to.clone());
         backing.store.push(Box::new(move || {
-            // SAFETY: as the caller said.
+            // SAFETY: the caller guarantees this.
             let result = unsafe { self.make(&file) };
             // A file is closed only when no thread holds a reference to it.
             drop(file);
@@ -160,13 +160,13 @@ impl Call {
     }
 }
 
-/// Writes to the page cache of one store that are handed over together: a run of writes that follow
-/// each other in a file is one system call.
+/// A batch of writes to the page cache of one store. Writes that are contiguous in a file form a
+/// run, which is one system call.
 pub(super) struct Batch {
     store: u16,
     runs: Vec<Run>,
     pieces: Vec<libc::iovec>,
-    /// The slots of the operations, and the bytes that each has left.
+    /// The slots of the operations, each with the number of bytes still to write.
     slots: Vec<(u32, u32)>,
 }
 
@@ -214,11 +214,13 @@ impl Batch {
         for run in &self.runs {
             let (pieces, slots) = (&self.pieces[piece..run.pieces], &self.slots[slot..run.slots]);
             (piece, slot) = (run.pieces, run.slots);
-            // SAFETY: the caller vouches for the operations; readable memory that is the device's.
+            // SAFETY: the caller vouches for the operations; the memory is readable and belongs to
+            // the device.
             let result = unsafe { at_once::write(&run.backing.file, pieces, run.offset, 0) };
             shares(result, slots, &mut replies);
             written += result.max(0) as usize;
-            // Single replies would wake shard and client for each.
+            // Replies are collected, since each single one would wake the shard and then the
+            // client.
             if written >= TOGETHER {
                 told(&replies);
                 replies.clear();
@@ -229,21 +231,21 @@ impl Batch {
         told(&replies);
     }
 
-    /// Passes the batch to this thread; the last reply is [`Reply::Written`].
+    /// Passes the batch to the thread of `writer`; the last reply is [`Reply::Written`].
     ///
     /// # Safety
     /// As for [`Call::hand_over`], of each operation.
     pub(super) unsafe fn hand_over(self, writer: &Workers, to: &Arc<Replies>) {
         let replies = to.clone();
         writer.push(Box::new(move || {
-            // SAFETY: as the caller said.
+            // SAFETY: the caller guarantees this.
             unsafe { self.make(|some| replies.give(some)) };
         }));
     }
 }
 
-/// Divides the bytes that one system call has written among its operations, in order; if the call
-/// failed, each operation is to be tried alone.
+/// Distributes the bytes that one system call has written over its operations, in order. If the
+/// call failed, each operation is to be retried alone.
 pub(super) fn shares(mut result: i32, slots: &[(u32, u32)], replies: &mut Vec<Reply>) {
     for &(slot, left) in slots {
         if result < 0 && slots.len() > 1 {

@@ -1,21 +1,22 @@
-//! The files of a file device: the initial ones, later ones, and ones that are to be closed.
+//! The files of a file device: the initial ones, files added later, and files that are to be
+//! closed.
 //!
-//! **Problem.** Queues use a file at every command, from their own threads, and the kernel through
-//! their rings; a file that is no longer used must be closed, and its number reused, without a
-//! command for one file reaching the other.
+//! **Problem.** Queues use a file in every command, from their own threads, and so does the kernel
+//! through their rings. A file that is no longer used must be closed and its number reused, but no
+//! command for the old file may reach the new one.
 //!
-//! **Model.** A table of the open files behind a lock, and a version, which changes with the table.
-//! Each queue has its own table ([`FileQueue`](super::FileQueue)), which alone it uses, and updates
-//! it when the version has changed: the queue checks in every turn, and when a command names an
-//! unknown file. The queue's table holds files by an `Arc`. A file whose tenant was removed *stays
-//! open* as long as commands name it. Then it is *retired*: each queue releases it when none of its
-//! operations names it. When only the shared table holds the file, it is closed, and only then its
-//! number may be reused: so no queue has the old file under the number of a new one. Until then the
-//! file is taken back if a new tenant uses the same file.
+//! **Model.** There is a shared table of the open files behind a lock, and a version, which changes
+//! with the table. Each queue uses only its own copy of the table
+//! ([`FileQueue`](super::FileQueue)), whose entries are `Arc`s. It updates the copy when the
+//! version has changed, which it checks in every turn and when a command has an unknown file. A
+//! file whose tenant was removed *stays open* while commands use it. Then it is *retired*: each
+//! queue releases it when none of its operations uses it. When only the shared table holds the
+//! file, it is closed, and only then its number may be reused, so no queue has the old file under
+//! the number of a new one. Until then a new tenant of the same file can use it again.
 //!
 //! *Memory ordering.* The version changes under the lock, after the table. A queue reads the
-//! version (Acquire), then the table under the lock; if the version changes in between, the queue
-//! makes one needless check more.
+//! version (Acquire), then the table under the lock. If the version changes in between, the queue
+//! only makes one more check than necessary.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,7 @@ enum Slot {
     /// A file that is being opened.
     Reserved,
     Open(Arc<Backing>),
-    /// A file without a tenant that commands may still name.
+    /// A file without a tenant that commands may still use.
     Lingering(Arc<Backing>),
     /// A file that queues must release.
     Retired(Arc<Backing>),
@@ -63,7 +64,7 @@ impl Slot {
 }
 
 impl Files {
-    /// A table of these files, with room for [`LATER_FILES`] more.
+    /// A table of these files and up to [`LATER_FILES`] more.
     pub(super) fn new(first: Vec<Backing>) -> Files {
         let room = (usize::from(u16::MAX) + 1).min(first.len() + LATER_FILES);
         let slots = first.into_iter().map(|backing| Slot::Open(Arc::new(backing))).collect();
@@ -74,7 +75,7 @@ impl Files {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The most files.
+    /// The largest number of files.
     pub(super) fn room(&self) -> usize {
         self.room
     }
@@ -111,7 +112,7 @@ impl Files {
         self.slots().iter().filter_map(Slot::backing).cloned().collect()
     }
 
-    /// Adds a file: takes back a lingering or retired one that is the same file, or opens one by
+    /// Adds a file: reuses the same file if it is still open without a tenant, or opens one with
     /// `open`. Returns it with its number.
     pub(super) fn add(
         &self,
@@ -122,7 +123,7 @@ impl Files {
             return Ok(found);
         }
         let number = self.reserve()?;
-        // Opening may take long, so it happens without the lock, for which queues may wait.
+        // Opening may take long, so the lock, for which queues may wait, is not held.
         let opened = open().map(Arc::new);
         let mut slots = self.slots();
         slots[usize::from(number)] =
@@ -131,10 +132,10 @@ impl Files {
         opened.map(|backing| (number, backing))
     }
 
-    /// Takes back a lingering or retired file if it is the requested one in the same store; for
-    /// another store the file has to be closed and opened again.
+    /// Reuses a file that is open without a tenant, if it is the requested one in the same store.
+    /// For another store it has to be closed and opened again.
     fn revive(&self, spec: &FileSpec) -> Result<Option<(u16, Arc<Backing>)>, DeviceError> {
-        // The file system is queried without the lock, for which queues may wait.
+        // The lock, for which queues may wait, is not held while the file system is queried.
         let Some(identity) = identity_at(&spec.path) else { return Ok(None) };
         let mut slots = self.slots();
         let is_it = |slot: &Slot| match slot {
@@ -172,7 +173,7 @@ impl Files {
         Ok(number as u16)
     }
 
-    /// Marks a file that is to be closed when no command names it.
+    /// Marks a file that is to be closed when no command uses it.
     pub(super) fn keep_open(&self, number: u16) {
         if let Some(slot) = self.slots().get_mut(usize::from(number))
             && let Slot::Open(backing) = slot
@@ -181,7 +182,7 @@ impl Files {
         }
     }
 
-    /// Makes queues release a lingering file; returns it.
+    /// Makes queues release a file that is open without a tenant; returns the file.
     pub(super) fn retire(&self, number: u16) -> Option<Arc<Backing>> {
         let mut slots = self.slots();
         let slot = slots.get_mut(usize::from(number))?;
@@ -192,8 +193,8 @@ impl Files {
         Some(backing)
     }
 
-    /// Closes a retired file if only this table holds it. True if it is neither retired nor being
-    /// closed.
+    /// Closes a retired file if only this table holds it. True if the file is closed: it is neither
+    /// retired nor being closed.
     pub(super) fn close(&self, number: u16) -> bool {
         let mut slots = self.slots();
         let Some(slot) = slots.get_mut(usize::from(number)) else { return true };
@@ -201,11 +202,12 @@ impl Files {
             return false;
         }
         let Slot::Retired(backing) = slot else { return true };
-        // References to the file are taken from this table only under the lock.
+        // No new reference can appear in the meantime: references are taken from this table under
+        // the lock.
         if Arc::get_mut(backing).is_some() {
             let (store, file) = (backing.store.clone(), std::mem::replace(slot, Slot::Closing));
             let (slots, number) = (self.slots.clone(), usize::from(number));
-            // Closing a file may wait for its device.
+            // Closing a file may block on its device, so a thread of the store does it.
             store.push(Box::new(move || {
                 drop(file);
                 slots.lock().unwrap_or_else(PoisonError::into_inner)[number] = Slot::Nothing;

@@ -1,37 +1,37 @@
 //! The file device: regular files or block devices through the shard's io_uring.
 //!
-//! One device has one file or many (one per tenant), and they may come and go while it is used
-//! (`files`). Each shard registers them with its ring. Files that allow it bypass the page cache
-//! (`O_DIRECT`), with the registered buffer if the memory lies in one.
+//! A device has one file or several (one per tenant), which may be added and closed while it is
+//! used (`files`). Each shard registers them with its ring. Files that allow it bypass the page
+//! cache (`O_DIRECT`), and then use a registered buffer if it covers the memory.
 //!
 //! **Alignment.** A command may have any offset and length. Direct I/O needs whole blocks, so a
 //! command is carried out as a sequence of parts: whole blocks directly between memory and file,
-//! and partial blocks by a bounce buffer. Reads fetch the blocks around the range; writes read the
-//! block, change it and write it back, under the guard of `device::guard`. Through the page cache
-//! the kernel does all this, and each command is one part, made by the shard if it does not wait
-//! (`at_once`). Threads of the file's store make the calls that may wait (`workers`). Discards
-//! shrink to whole blocks. Data in several stretches of memory are one vectored call if each
-//! stretch is aligned, and otherwise pass the bounce buffer together (`device::vectors`).
+//! and partial blocks through a bounce buffer. Reads fetch the blocks around the range; writes read
+//! the block, change it and write it back, under the guard of `device::guard`. Through the page
+//! cache the kernel does all this, so each command is one part. The shard makes the call itself if
+//! it does not block (`at_once`); threads of the file's store make calls that may block
+//! (`workers`). Discards shrink to whole blocks. Data in several stretches of memory are one
+//! vectored call if each stretch is aligned, and are otherwise copied through the bounce buffer
+//! (`device::vectors`).
 //!
-//! **Durability.** A flush is `fdatasync`, through the page cache of the tenant's range alone
-//! (`msync` does that), and FUA is `RWF_DSYNC` on each write of the command (an `fdatasync` at the
-//! end for writing zeroes). Both are acknowledged only when the kernel has answered, once the
-//! device has the data on stable storage; this process caches no data. So no data that was flushed
-//! or written with FUA is lost when the process is killed, at any moment. (Unflushed writes are in
-//! the kernel or the device when they are acknowledged: they survive a kill, too, but not a power
-//! cut.)
+//! **Durability.** A flush is `fdatasync`; through the page cache it is `msync` of the tenant's
+//! range only. FUA is `RWF_DSYNC` on each write of the command (for writing zeroes, an `fdatasync`
+//! at the end). Both are acknowledged only after the kernel has reported that the data are on
+//! stable storage; this process caches no data. So no data that was flushed or written with FUA is
+//! lost when the process is killed, at any moment. (Unflushed writes are in the kernel or the
+//! device when they are acknowledged, so they survive a kill, too, but not a power cut.)
 //!
 //! **Errors.** A failed system call ends the one command that it belongs to, with the kernel's
 //! errno. Short reads and writes are continued; `EAGAIN` and `EINTR` are retried. A file that is
 //! found to be shorter than when it was opened has lost data: from then on commands that reach
-//! beyond the part that it has kept fail with `EIO`, even if it grows again, since the lost data
-//! would be replaced by zeroes. A read finds this out, and a check of each file once a second. A
-//! discard that is not supported succeeds, being advice. Zeroing that is not supported is done by
-//! writing zeroes, unless the command must be fast or fail.
+//! beyond the remaining part fail with `EIO`, even if the file grows again, since zeroes would
+//! replace the lost data. A short read shows this, and each file is also checked once a second. A
+//! discard that is not supported succeeds, since it is only advice. If zeroing is not supported,
+//! zeroes are written, unless the command must be fast or fail.
 //!
-//! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in line,
-//! in order. A queue has as many operations as the shard has commands under way, each with at most
-//! one io_uring operation.
+//! **Bounds.** Bounce buffers of a queue take at most 4 MiB; commands that need one wait in order
+//! of arrival. A queue has as many operations as the shard has commands in flight, each with at
+//! most one io_uring operation.
 
 use std::io;
 use std::path::PathBuf;
@@ -67,32 +67,32 @@ use stores::Stores;
 
 /// The most files that may be added to an open device.
 pub const LATER_FILES: usize = 256;
-/// The largest part of one command that is bounced, in bytes.
+/// The largest part of one command that goes through a bounce buffer, in bytes.
 const BOUNCE: u32 = 256 << 10;
-/// The bounce memory of one queue, in bytes. It is only address space until it is used.
+/// The bounce memory of one queue, in bytes. Only its used part is allocated.
 const BOUNCE_MEMORY: usize = 4 << 20;
 
-/// Files or block devices.
+/// The device: regular files or block devices.
 pub struct FileDevice {
     info: Info,
     shared: Arc<Shared>,
 }
 
-/// A file that is to be closed, and may have data that are not on stable storage.
+/// A file that is to be closed and may have data that are not yet on stable storage.
 pub struct Unsettled {
     backing: Arc<Backing>,
 }
 
 impl Unsettled {
-    /// Makes a thread of the file's store put its data on stable storage.
+    /// Makes a thread of the file's store write its data to stable storage.
     pub fn settle(self) {
         let Unsettled { backing } = self;
         let store = backing.store.clone();
         store.push(Box::new(move || {
             if let Err(error) = rustix::fs::fdatasync(&backing.file) {
                 let path = backing.path.display();
-                tracing::error!(%path, %error, "cannot flush a removed tenant's file: what it \
-                 wrote last may be lost");
+                tracing::error!(%path, %error, "cannot flush a removed tenant's file: its \
+                 last writes may be lost");
             }
         }));
     }
@@ -142,7 +142,8 @@ impl FileDevice {
                 .max()
                 .unwrap_or(4096),
             has_classes: false,
-            // The blocks at the edges do not change, and some backing stores do not zero.
+            // A discard does not change the partial blocks at the range's ends, and some backing
+            // stores do not zero discarded blocks.
             discard_zeroes: false,
         };
         stores.limit();
@@ -151,15 +152,15 @@ impl FileDevice {
         Ok(FileDevice { info, shared: Arc::new(shared) })
     }
 
-    /// Opens (or creates) one more file, or keeps one that was to be closed; returns its number and
-    /// its size in bytes, which `suits` checks. May wait for its file system.
+    /// Opens (or creates) one more file, or cancels the pending closing of an open one; returns its
+    /// number and its size in bytes. `suits` checks the size. May block on its file system.
     pub fn add(
         &self,
         spec: &FileSpec,
         suits: impl Fn(u64) -> Result<(), DeviceError>,
     ) -> Result<(u16, u64), DeviceError> {
         let Shared { files, stores, direct, .. } = &*self.shared;
-        // The size is checked before the file is created.
+        // The size is checked first, so that no file of a wrong size is created.
         spec.create_size.map_or(Ok(()), &suits)?;
         let open = || {
             let backing = Backing::open(spec, *direct, stores)?;
@@ -174,21 +175,21 @@ impl FileDevice {
         self.shared.files.all().iter().map(|backing| backing.leave()).collect()
     }
 
-    /// Marks a file that has no tenant: it is to be retired when no command names it. [`Self::add`]
-    /// takes it back until it is closed.
+    /// Marks a file that has no tenant, so that it can be retired when no command uses it. Until it
+    /// is closed, [`Self::add`] can make it a tenant's file again.
     pub fn keep_open(&self, number: u16) {
         self.shared.files.keep_open(number);
     }
 
-    /// Begins to close a lingering file that no command names: every queue releases it in its
-    /// shard's next turn. [`Unsettled::settle`] must be called on the result. `None` if the file is
-    /// not kept open.
+    /// Begins to close a marked file that no command uses: every queue releases it in its shard's
+    /// next turn. [`Unsettled::settle`] must be called on the result. `None` if the file is not
+    /// marked ([`Self::keep_open`]).
     pub fn retire(&self, number: u16) -> Option<Unsettled> {
         self.shared.files.retire(number).map(|backing| Unsettled { backing })
     }
 
     /// Closes a retired file if its data are on stable storage and all queues have released it.
-    /// True once a thread of its store has closed it; its number may then be another file's.
+    /// True once a thread of its store has closed it; the number may then be given to another file.
     pub fn close(&self, number: u16) -> bool {
         self.shared.files.close(number)
     }
@@ -203,7 +204,7 @@ impl FileDevice {
         self.shared.files.get(number).map(|backing| backing.path.clone())
     }
 
-    /// The most stores.
+    /// The largest number of stores.
     pub fn room_for_stores(&self) -> usize {
         self.shared.stores.most()
     }
@@ -254,8 +255,8 @@ impl Device for FileDevice {
         for (number, backing) in self.shared.files.numbered() {
             if let Err(error) = rustix::fs::fdatasync(&backing.file) {
                 let path = backing.path.display();
-                tracing::error!(%path, %error, "a file cannot be put on stable storage: what was \
-                 written to it last may be lost");
+                tracing::error!(%path, %error, "a file cannot be put on stable storage: the \
+                 last writes to it may be lost");
                 failed.push((number, error.into()));
             }
         }
@@ -267,7 +268,7 @@ impl Device for FileDevice {
     }
 
     fn write_out(&self, file: u16, job: WriteOutJob) {
-        // A closed file has no dirty bytes: they were put on stable storage before.
+        // A closed file has no dirty bytes, since they were written to stable storage before.
         let Some(backing) = self.shared.files.get(file) else { return job(&mut |_, _| {}) };
         let store = backing.store.clone();
         store.push(Box::new(move || job(&mut |range, waits| backing.write_out(range, waits))));
@@ -290,14 +291,14 @@ impl Device for FileDevice {
         self.shared.files.all().iter().filter_map(|backing| backing.cut_off()).collect()
     }
 
-    /// Direct I/O pins the pages of every other buffer on every command. The page cache only
-    /// copies.
+    /// Direct I/O pins the pages of an unregistered buffer for every command. The page cache only
+    /// copies, so it does not need registered buffers.
     fn has_fixed_buffers(&self) -> bool {
         self.is_direct()
     }
 }
 
-/// Queries the file system, for a range that is not empty.
+/// Queries the file system for the extents of a range that is not empty.
 fn extents_of(backing: &Backing, offset: u64, end: u64, most: usize) -> io::Result<Vec<Extent>> {
     let mut extents = Vec::new();
     let mut at = offset;
@@ -316,8 +317,8 @@ fn extents_of(backing: &Backing, offset: u64, end: u64, most: usize) -> io::Resu
         }
         let hole = match rustix::fs::seek(&backing.file, rustix::fs::SeekFrom::Hole(at)) {
             Ok(hole) if hole > at => hole.min(end),
-            // The hole is gone in the meantime, or the file system does not report it: data, to be
-            // safe.
+            // The hole was filled in the meantime, or the file system does not report it: it counts
+            // as data, to be safe.
             Ok(_) | Err(rustix::io::Errno::NXIO | rustix::io::Errno::INVAL) => end,
             Err(error) => return Err(error.into()),
         };

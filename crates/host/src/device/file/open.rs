@@ -1,14 +1,14 @@
-//! Opening one backing file: creating it, locking it, and finding out its alignment and its
-//! features.
+//! Opening one backing file: creating it, locking it, and detecting its alignment and features.
 //!
-//! A file is served by one process at a time: a regular file is locked with `flock`, a block device
-//! is opened with `O_EXCL`, which a mounted one refuses, and locked as well, so that udev does not
-//! open it. Both are retried for a while, as some holders are about to release the file: udev reads
-//! a block device that has just appeared, and the kernel frees an io_uring with registered files
-//! some time *after* its process has ended, so a server that is restarted at once would find its
-//! own files locked. The server never unlocks a file: the lock ends with the last request that the
-//! kernel has for the file, so no write of a killed server lands after the writes of the next one.
-//! Opening may wait for the file system: it is done by threads for which no other thread waits.
+//! A file is served by one process at a time. A regular file is locked with `flock`. A block device
+//! is opened with `O_EXCL`, which fails if it is mounted, and also locked, so that udev does not
+//! open it. Both steps are retried for two seconds, because some holders release the file soon:
+//! udev reads a block device that has just appeared, and the kernel frees an io_uring with
+//! registered files some time *after* its process has ended, so a server that is restarted at once
+//! would find its own files locked. The server never unlocks a file: the lock ends with the last
+//! request that the kernel has for the file, so no write of a killed server lands after the writes
+//! of the next one. Opening may block on the file system, so a running server opens files on
+//! separate threads (`server::opening`).
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -40,12 +40,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct FileSpec {
     /// Its path, of a regular file or a block device.
     pub path: PathBuf,
-    /// If it does not exist (or is empty), it is created sparse with this many bytes. If it exists
-    /// it must have just this size.
+    /// The size in bytes of a file that is created, as a sparse file, if it does not exist or is
+    /// empty. An existing file must have exactly this size.
     pub create_size: Option<u64>,
     /// Whether it may be created; otherwise a file that does not exist is refused.
     pub create: bool,
-    /// The operator's name for its store; by default its device is its store.
+    /// The operator's name for its store; by default, all files on one device form a store.
     pub store: Option<String>,
 }
 
@@ -57,14 +57,14 @@ impl FileSpec {
     }
 }
 
-/// A file that a program leaves open for the next one.
+/// An open file that a program passes on to the next one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LeftFile {
     /// The path at which it was opened.
     pub path: PathBuf,
     /// Its descriptor.
     pub file: RawFd,
-    /// The descriptor of its witness.
+    /// The descriptor of its witness: a second opening that reports failed write-backs.
     pub witness: Option<RawFd>,
     size: u64,
     intact: u64,
@@ -72,12 +72,12 @@ pub struct LeftFile {
 }
 
 impl LeftFile {
-    /// Whether its path leads to it.
+    /// Whether the path still names this file.
     pub fn is_there(&self) -> bool {
         identity_at(&self.path) == Some(self.identity)
     }
 
-    /// The same file with descriptors that the next program owns.
+    /// The same file, with the descriptors that the next program owns.
     pub(crate) fn open(&self, file: File, witness: Option<File>) -> OpenFile {
         OpenFile { path: self.path.clone(), file, witness, size: self.size, intact: self.intact }
     }
@@ -110,19 +110,19 @@ pub(super) struct Backing {
     pub(super) file: File,
     /// The size in bytes when it was opened, or when it was last found to have grown.
     size: AtomicU64,
-    /// Bytes at its start that it has not lost.
+    /// The length in bytes of the part, from the start, that has never been cut off.
     intact: AtomicU64,
     pub(super) is_block_device: bool,
     /// The unit of offsets and lengths of I/O, in bytes; 1 through the page cache.
     pub(super) block: u32,
-    /// The unit of offsets and lengths of zeroing and discarding, in bytes: `block`, but on block
-    /// devices always their own block.
+    /// The unit of offsets and lengths of zeroing and discarding, in bytes: `block`, except that a
+    /// block device always has its own logical block here.
     pub(super) zero_block: u32,
     /// The alignment of addresses of I/O, in bytes; 1 through the page cache.
     pub(super) memory_align: u32,
     pub(super) preferred_size: u32,
-    /// The same file, opened once more, if the page cache is used: the kernel reports a failed
-    /// write-back once to each open file, and this one can be queried at any time.
+    /// The same file, opened a second time, if the page cache is used. The kernel reports a failed
+    /// write-back once to each open file description, and this one can be queried at any time.
     witness: Option<File>,
     /// The store that it belongs to.
     pub(super) store: Arc<Store>,
@@ -138,7 +138,7 @@ pub(super) struct Backing {
     pub(super) zero_range: Support,
 }
 
-/// Whether a file system or device supports an operation, which only a try shows.
+/// Whether a file system or device supports an operation. Only an attempt shows it.
 #[derive(Default)]
 pub(super) struct Support {
     works: AtomicBool,
@@ -146,15 +146,16 @@ pub(super) struct Support {
 }
 
 impl Support {
-    /// Notes that the operation has succeeded.
+    /// Records that the operation has succeeded.
     pub(super) fn note_done(&self) {
-        // Without the check each call would take the word from the other shards' caches.
+        // Without this check, each call would write the word and so invalidate it in other CPUs'
+        // caches.
         if !self.works() {
             self.works.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the operation is not supported.
+    /// Records that the operation is not supported.
     pub(super) fn note_refused(&self) {
         self.is_refused.store(true, Ordering::Relaxed);
     }
@@ -169,9 +170,9 @@ impl Support {
 }
 
 impl Backing {
-    /// Whether zeroing is known to write no data. The kernel zeroes a range of a block device by
-    /// writing if the device has no command for it, and does not report that; if the device has
-    /// one, holes can be punched as well.
+    /// Whether zeroing is known to write no data. If a block device has no command for zeroing, the
+    /// kernel writes zeroes and does not report that. If the device has the command, it can also
+    /// punch holes, so a successful punch is the evidence.
     pub(super) fn zeroes_by_map(&self, no_hole: bool) -> bool {
         let punches = self.punch.works();
         let is_asked_to_punch = !no_hole && !self.punch.is_refused();
@@ -182,8 +183,8 @@ impl Backing {
         }
     }
 
-    /// Bytes at its start that commands may reach. (Lost bytes stay lost; if this is read a moment
-    /// too early, a read itself finds the end.)
+    /// The length in bytes, from the file's start, that commands may use. Lost bytes stay lost. If
+    /// the value is outdated for a moment, the read itself finds the end of the file.
     #[inline]
     pub(super) fn intact(&self) -> u64 {
         self.intact.load(Ordering::Relaxed)
@@ -195,10 +196,10 @@ impl Backing {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Notes that it ends at `end` now.
+    /// Records that the file now ends at `end`.
     pub(super) fn note_end(&self, end: u64) {
         let (size, whole) = (self.size(), end / u64::from(self.block) * u64::from(self.block));
-        // A part that was lost and then added again has zeroes instead of the lost data.
+        // If a part was lost, a file that grows again has zeroes there instead of the lost data.
         if whole > size && self.intact() == size {
             self.size.store(whole, Ordering::Relaxed);
             self.intact.store(whole, Ordering::Relaxed);
@@ -211,7 +212,7 @@ impl Backing {
                 path = %self.path.display(),
                 size,
                 intact = end,
-                "a file became shorter while it was served: what was behind its end is lost, and \
+                "a file became shorter while it was served: the data beyond its end are lost, and \
                  requests there fail with EIO; restore the file from a backup and restart fairq"
             );
         }
@@ -219,7 +220,7 @@ impl Backing {
 
     /// Whether a write-back has failed since the last call.
     pub(super) fn write_back_failed(&self) -> bool {
-        /// An offset behind the end of any file, where no write is under way for which the call
+        /// An offset beyond the end of any file: no write is in flight there for which the call
         /// would wait.
         const BEYOND: i64 = 1 << 62;
         let Some(witness) = &self.witness else { return false };
@@ -232,7 +233,7 @@ impl Backing {
                 libc::SYNC_FILE_RANGE_WAIT_BEFORE,
             )
         };
-        // These are the errors of write-backs; any other is one of the call itself.
+        // These errors are reported for write-backs; any other error is the call's own.
         result != 0
             && matches!(
                 io::Error::last_os_error().raw_os_error(),
@@ -240,26 +241,27 @@ impl Backing {
             )
     }
 
-    /// Whether its writes end when the page cache has them, before the disk does. Without the
-    /// witness only the thread that starts a writeback would get its error.
+    /// Whether its writes end when their data are in the page cache, before they are on the disk.
+    /// Without the witness, only the thread that starts a write-back would receive its error.
     #[inline]
     pub(super) fn is_cached(&self) -> bool {
         self.witness.is_some() && !self.is_in_memory
     }
 
-    /// Makes the kernel write a range to the disk, and waits if `waits`. The kernel reports an
-    /// error to each opening of the file, the witness included, so this call need not return it.
+    /// Makes the kernel write a range to the disk, and waits for it if `waits`. The kernel reports
+    /// an error to each open file description, the witness included, so this call need not return
+    /// it.
     pub(super) fn write_out(&self, range: Range<u64>, waits: bool) {
         let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE
             | libc::SYNC_FILE_RANGE_WAIT_AFTER;
         let flags = if waits { all } else { libc::SYNC_FILE_RANGE_WRITE };
         let (start, length) = (range.start as i64, (range.end - range.start) as i64);
-        // SAFETY: plain numbers, and a file that is open.
+        // SAFETY: the arguments are plain numbers and an open file.
         unsafe { libc::sync_file_range(self.file.as_raw_fd(), start, length, flags) };
     }
 
-    /// Puts a range, or the whole file if its length is 0, on stable storage.
+    /// Makes a range durable, or the whole file if the length is 0.
     pub(super) fn sync(&self, offset: u64, length: u64) -> rustix::io::Result<()> {
         match self.map(offset, length) {
             Some(map) => map.sync(),
@@ -267,7 +269,7 @@ impl Backing {
         }
     }
 
-    /// Maps a cached range. `None` if that is impossible or useless.
+    /// Maps a cached range for `msync`. `None` if that is impossible or useless.
     fn map(&self, offset: u64, length: u64) -> Option<Map> {
         let start = offset / PAGE as u64 * PAGE as u64;
         let length = (offset - start).checked_add(length)?;
@@ -277,7 +279,7 @@ impl Backing {
         Map::new(&self.file, start, length.try_into().ok()?)
     }
 
-    /// Checks its size.
+    /// Checks the size of the file.
     pub(super) fn inspect(&self) {
         // The size of a block device is the position of its end; no other call uses the position
         // that this moves.
@@ -348,7 +350,7 @@ impl Backing {
     ) -> Result<Backing, DeviceError> {
         let backing = Backing::prepare(spec, open.file, open.size, direct, stores)?;
         backing.intact.store(open.intact, Ordering::Relaxed);
-        // A new opening would not get the errors of earlier write-backs.
+        // A second opening made now would not receive the errors of earlier write-backs.
         let witness = open.witness.or(backing.witness);
         Ok(Backing { witness, ..backing })
     }
@@ -374,8 +376,8 @@ impl Backing {
         if size == 0 {
             return Err(DeviceError::Empty { path: path.clone() });
         }
-        // A file that has appeared under this name meanwhile is not this server's, so only a new
-        // file is accepted.
+        // A file that has appeared under this name in the meantime belongs to another program, so
+        // the call must create a new file.
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DeviceError::NoDirectory { path: path.clone() },
@@ -390,7 +392,7 @@ impl Backing {
         created
     }
 
-    /// Finds out the file's alignment and whether direct I/O is possible.
+    /// Detects the file's alignment and whether direct I/O is possible.
     fn prepare(
         spec: &FileSpec,
         file: File,
@@ -399,7 +401,7 @@ impl Backing {
         stores: &Stores,
     ) -> Result<Backing, DeviceError> {
         let path = &*spec.path;
-        let metadata = file.metadata().map_err(io_error(path, "look at it"))?;
+        let metadata = file.metadata().map_err(io_error(path, "read its metadata"))?;
         let is_block_device = metadata.file_type().is_block_device();
         let device = if is_block_device { metadata.rdev() } else { metadata.dev() };
         let store = stores.of(spec.store.clone().map_or(Key::Device(device), Key::Named))?;
@@ -414,7 +416,7 @@ impl Backing {
                     return Err(DeviceError::NoDirect { path: path.into(), why });
                 }
                 Err(why) => {
-                    tracing::info!(path = %path.display(), "through the page cache, since {why}");
+                    tracing::info!(path = %path.display(), "the page cache is used, since {why}");
                     (1, 1)
                 }
             },
@@ -445,8 +447,8 @@ impl Backing {
     }
 }
 
-/// A mapped range of a file; its addresses are never read or written. The kernel has no `fdatasync`
-/// of a range other than the `msync` of a mapping.
+/// A mapped range of a file, whose addresses are never read or written. `msync` on a mapping is the
+/// kernel's only `fdatasync` of a range.
 struct Map {
     address: *mut std::ffi::c_void,
     length: usize,
@@ -457,7 +459,7 @@ impl Map {
         let address = std::ptr::null_mut();
         let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::NORESERVE;
         let protection = rustix::mm::ProtFlags::empty();
-        // SAFETY: the kernel chooses the addresses.
+        // SAFETY: the kernel chooses the addresses, so no other mapping is replaced.
         let mapped = unsafe { rustix::mm::mmap(address, length, protection, flags, file, start) };
         mapped.ok().map(|address| Map { address, length })
     }
@@ -496,12 +498,12 @@ fn is_in_memory(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| IN_MEMORY.contains(&fs.f_type))
 }
 
-/// Opens the same file once more.
+/// Opens the same file a second time.
 fn open_again(path: &Path, file: &File) -> Option<File> {
     let opened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let failed = |error: &io::Error| {
         tracing::warn!(path = %path.display(), %error, "cannot open the file once more by /proc: \
-         a failed write-back is known only to the tenant whose flush the kernel tells");
+         a failed write-back is reported only to the tenant whose flush comes first");
     };
     opened.inspect_err(failed).ok()
 }
@@ -527,7 +529,7 @@ fn lock(path: &Path, file: &File) -> Result<(), DeviceError> {
     })
 }
 
-/// Repeats an attempt for a while as long as it fails with the errno `taken`.
+/// Repeats an attempt for up to two seconds while it fails with the errno `taken`.
 fn until<T>(taken: i32, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..TRIES {
         match attempt() {
@@ -544,11 +546,9 @@ fn size_of(path: &Path, file: &File) -> Result<u64, DeviceError> {
         .map_err(|error| io_error(path, "find its size")(error.into()))
 }
 
-/// Gives a new file its size, and puts its name on stable storage.
+/// Gives a new file its size, and makes its directory entry durable.
 fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
-    file.set_len(size)
-        .and_then(|()| file.sync_all())
-        .map_err(io_error(path, "give it its size"))?;
+    file.set_len(size).and_then(|()| file.sync_all()).map_err(io_error(path, "set its size"))?;
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(directory)
@@ -557,7 +557,7 @@ fn allocate(path: &Path, file: &File, size: u64) -> Result<(), DeviceError> {
 }
 
 /// Switches the file to direct I/O; returns the alignment of offsets and of addresses, or the
-/// reason why it cannot.
+/// reason why direct I/O is impossible.
 fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32), String> {
     let (block, memory_align) = alignment(file, is_block_device)?;
     if !block.is_power_of_two()
@@ -565,7 +565,7 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
         || block > BLOCK_MAX
         || memory_align > PAGE as u32
     {
-        return Err(format!("its alignment of {block} and {memory_align} bytes is not manageable"));
+        return Err(format!("its alignment of {block} and {memory_align} bytes is not supported"));
     }
     if !size.is_multiple_of(u64::from(block)) {
         return Err(format!(
@@ -586,8 +586,8 @@ fn set_direct(file: &File, size: u64, is_block_device: bool) -> Result<(u32, u32
     }
 }
 
-/// The alignment of direct I/O that the kernel reports, or else one that works wherever direct I/O
-/// works.
+/// The alignment of direct I/O that the kernel reports; if it reports none, an alignment that works
+/// for any file with direct I/O.
 fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
     let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     if let Ok(statx) = statx
@@ -599,8 +599,8 @@ fn alignment(file: &File, is_block_device: bool) -> Result<(u32, u32), String> {
             (block, memory_align) => Ok((block, memory_align)),
         };
     }
-    // Linux reports the alignment from 6.1 on. On older kernels a block device has that of its
-    // sectors.
+    // Linux reports the alignment from 6.1 on. On older kernels the alignment of a block device is
+    // its sector size.
     let block = if is_block_device {
         rustix::fs::ioctl_blksszget(file).unwrap_or(PAGE as u32)
     } else {

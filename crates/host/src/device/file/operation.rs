@@ -1,5 +1,5 @@
-//! A command under way in a queue: its current part as an operation of the ring or as a call that
-//! may wait, and the evaluation of the result.
+//! A command in flight in a queue: its current part, as an operation of the ring or as a call that
+//! may block, and the evaluation of the result.
 
 use std::os::fd::RawFd;
 
@@ -15,14 +15,15 @@ use crate::device::guard::Access;
 use crate::device::vectors::{Vectors, Way, copy};
 use crate::io::memory::{Buffer, Memory};
 
-/// The most writes in a row that move no whole block; one more fails the command.
+/// The largest number of consecutive writes that complete no whole block; one more fails the
+/// command.
 const STALLS_MAX: u8 = 3;
 
 #[repr(align(4096))]
 struct Zeroes([u8; ZEROES as usize]);
 static ZERO_BYTES: Zeroes = Zeroes([0; ZEROES as usize]);
 
-/// A command under way.
+/// A command in flight.
 pub(super) struct Operation {
     pub(super) command: Command,
     /// Bytes of the command that are finished.
@@ -30,7 +31,7 @@ pub(super) struct Operation {
     pub(super) step: Step,
     /// Bytes of the command that the step covers.
     pub(super) length: u32,
-    /// Bytes that the step's read or write has moved.
+    /// Bytes that the step's read or write has transferred.
     pub(super) moved: u32,
     pub(super) stalls: u8,
     pub(super) is_synced: bool,
@@ -38,17 +39,17 @@ pub(super) struct Operation {
     pub(super) access: Access,
     /// The command's memory, if it has several stretches.
     pub(super) vectors: Vectors,
-    /// Whether a thread of the store makes its call, which may wait.
+    /// Whether a thread of the store makes its call, because the call may block.
     pub(super) may_wait: bool,
 }
 
-/// The ring's name of a file.
+/// The way in which the ring refers to a file.
 pub(super) enum File {
     Registered(u32),
     Plain(RawFd),
 }
 
-/// Builds an entry for either.
+/// Builds an entry for a registered file or a descriptor.
 macro_rules! build {
     ($file:expr, $fd:ident => $entry:expr) => {
         match $file {
@@ -64,7 +65,7 @@ macro_rules! build {
     };
 }
 
-/// The consequence of a result for its operation.
+/// The next action after a result.
 pub(super) enum Verdict {
     /// The part is finished.
     Part,
@@ -72,7 +73,7 @@ pub(super) enum Verdict {
     Otherwise,
     /// The rest of the part is to be submitted to the kernel.
     More,
-    /// A thread that may wait is to carry out the part.
+    /// A thread that may block is to carry out the part.
     Wait,
     /// The part is to be retried after a pause.
     Again,
@@ -112,14 +113,14 @@ impl Operation {
             || self.step == Step::Straight && self.command.op == Op::Read
     }
 
-    /// Whether a thread that may wait has to make the call: it waits in any case, or the file does
-    /// not support `RWF_NOWAIT`.
+    /// Whether a thread that may block has to make the call: because the call has no non-blocking
+    /// form, or because the file does not support `RWF_NOWAIT`.
     pub(super) fn may_wait(&self, backing: &Backing) -> bool {
         let is_transfer = !matches!(self.step, Step::Sync | Step::Punch | Step::ZeroRange);
         !is_transfer || self.is_cached(backing) || backing.no_wait.is_refused()
     }
 
-    /// Selects the memory of the rest of the part, if it is several stretches.
+    /// Selects the memory of the rest of the part, if the command has several stretches.
     #[inline]
     pub(super) fn select(&mut self) {
         if self.is_scattered() {
@@ -131,7 +132,7 @@ impl Operation {
         !self.vectors.is_empty() && self.step == Step::Straight
     }
 
-    /// The memory of the rest of the part, if it is several stretches.
+    /// The memory of the rest of the part, if the command has several stretches.
     pub(super) fn selected(&self) -> Option<&[libc::iovec]> {
         self.is_scattered().then(|| self.vectors.selected())
     }
@@ -174,7 +175,7 @@ impl Operation {
         self.command.fua && self.command.op == Op::Write
     }
 
-    /// The io_uring operation for the rest of the part, a read or write that does not wait.
+    /// The io_uring operation for the rest of the part: a read or write that does not block.
     pub(super) fn entry(&self, backing: &Backing, file: File) -> squeue::Entry {
         let durable = if self.is_durable() { libc::RWF_DSYNC } else { 0 };
         let (no_wait, flags) = (libc::RWF_NOWAIT, libc::RWF_NOWAIT | durable);
@@ -224,14 +225,14 @@ impl Operation {
             && matches!(self.step, Step::Straight | Step::WriteZeroes)
     }
 
-    /// Whether it is a write that ends in the page cache. A durable write waits for the disk, and
-    /// others must not wait with it.
+    /// Whether it is a write that ends in the page cache. A durable write waits for the disk, so it
+    /// is not batched with other writes.
     pub(super) fn is_cached_write(&self, backing: &Backing) -> bool {
         !self.is_read() && !self.command.fua && self.is_cached(backing)
     }
 
-    /// Reads at once, and returns the result; `None` if it is no cached read, or would have to
-    /// wait.
+    /// Reads synchronously, and returns the result; `None` if it is not a cached read, or would
+    /// block.
     pub(super) fn read_at_once(&self, backing: &Backing) -> Option<i32> {
         if !self.is_read() || !self.is_cached(backing) {
             return None;
@@ -239,8 +240,8 @@ impl Operation {
         let (offset, length, address) = self.left();
         let one = [libc::iovec { iov_base: address.cast(), iov_len: length as usize }];
         let pieces = self.selected().unwrap_or(&one);
-        // SAFETY: the pieces are the command's memory, which is the device's, and the kernel does
-        // not have it.
+        // SAFETY: the pieces are the command's memory, which belongs to the device, and no kernel
+        // operation uses it now.
         unsafe { at_once::read(&backing.file, pieces, offset, backing.is_in_memory) }
     }
 
@@ -310,19 +311,19 @@ impl Operation {
 
     pub(super) fn has_written(&mut self, backing: &Backing, count: u32) -> Verdict {
         let (_, length, _) = self.transfer(backing.block);
-        // Only whole blocks count, so that the rest is aligned; to write part of a block again does
-        // no harm.
+        // Only whole blocks are counted, so that the rest is aligned. It is harmless to write part
+        // of a block again.
         let count = count.min(length - self.moved) / backing.block * backing.block;
         self.moved += count;
         if self.moved == length {
             return Verdict::Part;
         }
-        // The next try reports the error that stopped this one, most likely a lack of space.
+        // The next attempt reports the error that stopped this one, most likely a lack of space.
         self.stalls = if count == 0 { self.stalls + 1 } else { 0 };
         if self.stalls > STALLS_MAX { Verdict::Failed(libc::EIO) } else { Verdict::More }
     }
 
-    /// Puts the command's bytes of this part (zeroes, if it has none) in the bounce buffer.
+    /// Copies the command's bytes of this part (zeroes, if it has none) to the bounce buffer.
     pub(super) fn fill_bounce(&mut self, at: usize) {
         let Some(bounce) = &mut self.bounce else { return };
         let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
@@ -331,7 +332,8 @@ impl Operation {
             return;
         }
         let (bytes, length) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the part of the bounce buffer, which is elsewhere.
+        // SAFETY: `bytes` is a part of the bounce buffer, which does not overlap the command's
+        // memory.
         unsafe { self.copy(bytes, length, Way::In) };
     }
 
@@ -340,7 +342,8 @@ impl Operation {
         let Some(bounce) = &mut self.bounce else { return };
         let bytes = &mut bounce.bytes_mut()[at..at + self.length as usize];
         let (bytes, length) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the part of the bounce buffer, which is elsewhere.
+        // SAFETY: `bytes` is a part of the bounce buffer, which does not overlap the command's
+        // memory.
         unsafe { self.copy(bytes, length, Way::Out) };
     }
 
@@ -350,8 +353,8 @@ impl Operation {
     /// `bytes` has `length` bytes, which are not the command's memory.
     unsafe fn copy(&self, bytes: *mut u8, length: usize, way: Way) {
         let address = self.command.memory.address.wrapping_add(self.done as usize);
-        // SAFETY: the command's memory is the device's and has room for its length; the caller
-        // vouches for the bytes.
+        // SAFETY: the command's memory belongs to the device and has at least its length; the
+        // caller vouches for `bytes`.
         unsafe {
             match self.vectors.is_empty() {
                 true => copy(address, bytes, length, way),

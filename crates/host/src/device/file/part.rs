@@ -1,6 +1,6 @@
-//! The cutting of a command into parts: the next step on a file that needs whole blocks.
+//! Splits a command into parts: computes the next step on a file that needs whole blocks.
 //!
-//! A pure function of the command, its finished bytes, and the file.
+//! This is a pure function of the command, its finished bytes, and the file.
 
 use fairq_core::Op;
 
@@ -9,7 +9,7 @@ use crate::device::file::BOUNCE;
 use crate::device::file::open::Backing;
 use crate::device::vectors::Vectors;
 
-/// Bytes of zeroes written at once where zeroing is not supported.
+/// The number of zero bytes that are written at a time where zeroing is not supported.
 pub(super) const ZEROES: u32 = 64 << 10;
 
 /// The next step of a command.
@@ -17,7 +17,7 @@ pub(super) const ZEROES: u32 = 64 << 10;
 pub(super) enum Next {
     /// The command has ended with this errno (or 0).
     End(i32),
-    /// `step`, for the next `length` bytes of the command.
+    /// `step` is to be carried out for the next `length` bytes of the command.
     Part {
         /// The way to carry out the part.
         step: Step,
@@ -34,19 +34,19 @@ pub(super) enum Step {
     Straight,
     /// Reads the blocks around the range to the bounce buffer.
     Fetch,
-    /// Writes whole blocks by the bounce buffer, as the command's memory is not aligned.
+    /// Writes whole blocks through the bounce buffer, because the command's memory is not aligned.
     Copy,
-    /// Reads the block around the range to the bounce buffer, to go on with `ChangedBlock`.
+    /// Reads the block around the range to the bounce buffer; `ChangedBlock` follows.
     ReadBlock,
     /// Writes the bounce buffer back.
     ChangedBlock,
     /// Makes a hole.
     Punch,
-    /// Zeroes and keeps allocated.
+    /// Zeroes the range and keeps it allocated.
     ZeroRange,
     /// Writes zeroes.
     WriteZeroes,
-    /// Puts the command's data on stable storage.
+    /// Makes the command's data durable.
     Sync,
 }
 
@@ -76,8 +76,8 @@ pub(in crate::device) fn inside(offset: u64, length: u32, block: u32) -> (u64, u
     (start, end.saturating_sub(start) as u32)
 }
 
-/// The next step of a command of which `done` bytes are finished; `vectors` is its memory if that
-/// has several stretches, and `is_synced` if [`Step::Sync`] is finished.
+/// The next step of a command of which `done` bytes are finished. `vectors` is the command's memory
+/// if it has several stretches; `is_synced` is true if [`Step::Sync`] is finished.
 pub(super) fn next(
     backing: &Backing,
     command: &Command,
@@ -96,7 +96,7 @@ pub(super) fn next(
         };
     }
     if command.op == Op::Discard {
-        // The discard was shrunk to whole blocks when it came.
+        // The discard was shrunk to whole blocks on arrival.
         return if backing.punch.is_refused() {
             Next::End(0)
         } else {
@@ -115,7 +115,7 @@ pub(super) fn next(
         }
         return Next::Part { step: Step::Fetch, length: rest.min(BOUNCE - misalignment) };
     }
-    // A fast zeroing that cannot be fast is refused before a part of it is written.
+    // A fast zeroing that cannot be fast is refused before any part of it is written.
     if done == 0
         && whole > 0
         && command.op == Op::WriteZeroes
@@ -125,8 +125,8 @@ pub(super) fn next(
         return Next::End(refused);
     }
     if misalignment > 0 || whole == 0 {
-        // Through the page cache only zeroing by the device needs whole blocks; partial blocks are
-        // written.
+        // Through the page cache, only zeroing by the device needs whole blocks, so partial blocks
+        // are simply written.
         let step = if backing.block > 1 { Step::ReadBlock } else { Step::WriteZeroes };
         return Next::Part { step, length: rest.min(block - misalignment) };
     }

@@ -1,4 +1,4 @@
-//! One shard's queue on the files: the commands under way, and the state of each.
+//! One shard's queue on the files: the commands in flight, and the state of each.
 //!
 //! A command is an [`Operation`] in a slot, whose index is the user data of its io_uring
 //! operations. It is always in one of these states:
@@ -11,21 +11,22 @@
 //! ```
 //!
 //! **No call here waits for a device.** Direct reads and writes go to the ring with the flag
-//! `RWF_NOWAIT`; cached reads are made at once if the cache has the data (`at_once`). Threads of
-//! the file's store (`call`, `workers`) make the calls that would have to wait (the kernel returns
-//! `EAGAIN`), or that have no such flag.
+//! `RWF_NOWAIT`; cached reads are made synchronously if the cache has the data (`at_once`). If the
+//! kernel returns `EAGAIN`, or the call has no such flag, a thread of the file's store makes the
+//! call (`call`, `workers`).
 //!
-//! Writes to the page cache are handed over together when the queue is rung, one batch for each
-//! store at a time: writes that come meanwhile are the next batch. Writes that follow each other in
-//! the file, as the pieces of a long one do, are one system call. The bytes that the call has
-//! written belong to them in order; if it fails they are tried alone. Writes to file systems in
-//! memory are made at once.
+//! Writes to the page cache are passed to a thread in one batch per store when the queue is rung;
+//! writes that arrive while a batch is in progress form the next batch. Writes that are contiguous
+//! in the file, such as the pieces of a long write, become one system call. The written bytes are
+//! attributed to the writes in order; if the call fails, each write is retried alone. Writes to
+//! file systems in memory are made synchronously.
 //!
-//! A command leaves `starved` when a bounce buffer is freed; `blocked` commands are retried in
-//! every turn, and `again` ones after `RETRY_NS`. `deadline_ns` makes the shard have these turns.
+//! A command leaves `starved` when a bounce buffer is freed. `blocked` commands are retried in
+//! every turn, and `again` ones after `RETRY_NS`. `deadline_ns` makes sure that the shard runs
+//! these turns.
 //!
-//! **Ownership.** The command's memory is the device's from issue to reap, by contract. A bounce
-//! buffer belongs to its operation, and to the kernel while the operation is in the kernel.
+//! **Ownership.** The contract gives the command's memory to the device from issue to reap. A
+//! bounce buffer belongs to its operation, and to the kernel while the operation is in the kernel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -48,8 +49,7 @@ use crate::device::{Command, Completion, Place, Queue, STRETCHES};
 use crate::io::memory::{Memory, Region};
 use crate::io::ring::{Asker, Event, Ring, UserData};
 
-/// The longest time until a blocked command, or one that is to be retried, is tried again, in
-/// nanoseconds.
+/// The longest time until a command in `blocked` or `again` is retried, in nanoseconds.
 const RETRY_NS: u64 = 20_000;
 
 /// One shard's queue on a [`crate::device::file::FileDevice`].
@@ -71,16 +71,16 @@ pub struct FileQueue {
     /// The slots that are to be submitted to the kernel once more.
     again: Vec<u32>,
     retry_ns: u64,
-    /// The replies of the stores' threads.
+    /// The replies of the stores' worker threads.
     replies: Arc<Replies>,
     taken: Vec<Reply>,
     /// The stores, by number, that have a batch of writes of this queue.
     is_writing: [bool; MAX_STORES],
-    /// A thread for the batches of each store, on the shard's CPU: the shard is idle when it waits
-    /// for them, and waking a thread on another CPU takes longer than the writes.
+    /// One thread for each store's batches, on the shard's CPU: the shard has nothing else to do
+    /// while it waits for a batch, and waking a thread on another CPU takes longer than the writes.
     writers: [Option<Workers>; MAX_STORES],
     /// The slots of writes to be made when the queue is rung, whether some of them are new, and the
-    /// memory of the ones that make one system call.
+    /// memory of the writes that form one system call.
     pub(super) writes: Vec<u32>,
     has_new_writes: bool,
     pub(super) pieces: Vec<libc::iovec>,
@@ -94,7 +94,7 @@ pub struct FileQueue {
 /// A file in this queue's table.
 struct Open {
     backing: Arc<Backing>,
-    /// Whether it is registered with the ring, by its number.
+    /// Whether it is registered with the ring, under the file's number.
     is_registered: bool,
 }
 
@@ -136,8 +136,8 @@ impl FileQueue {
         Ok(queue)
     }
 
-    /// Updates the table of files to the device's: releases retired files, unless an operation
-    /// still names them, and adds new ones.
+    /// Updates the table of files to that of the device: adds new files, and releases retired ones
+    /// unless an operation still uses them.
     #[cold]
     pub(super) fn follow(&mut self, ring: &mut Ring) {
         let version = self.shared.files.version();
@@ -174,7 +174,7 @@ impl FileQueue {
     /// The file of a new command.
     #[inline]
     fn file(&mut self, ring: &mut Ring, number: u16) -> Option<&Backing> {
-        // The file may have come after this shard's last turn.
+        // The file may have been added after this shard's last turn.
         if self.files.get(usize::from(number)).is_none_or(Option::is_none) {
             self.follow(ring);
         }
@@ -254,7 +254,8 @@ impl FileQueue {
             };
         }
         let wants_bounce = matches!(step, Step::Fetch | Step::Copy | Step::ReadBlock);
-        // New parts queue behind the waiting ones, or small parts would keep a large one waiting.
+        // New parts queue behind the waiting ones; otherwise small parts could delay a large one
+        // forever.
         if wants_bounce && !(self.starved.is_empty() && self.get_bounce(slot)) {
             self.starved.push_back(slot);
         } else {
@@ -283,7 +284,7 @@ impl FileQueue {
     }
 
     fn wait(&mut self, now_ns: u64) {
-        // The first command to wait sets the time, and later ones must not postpone it.
+        // The first command that waits sets the time of the retry; later ones must not postpone it.
         if self.blocked.is_empty() && self.again.is_empty() {
             self.retry_ns = now_ns.saturating_add(RETRY_NS);
         }
@@ -298,8 +299,8 @@ impl FileQueue {
         self.submit(ring, slot);
     }
 
-    /// Carries out the rest of the part at once or when the queue is rung, or passes it to the ring
-    /// or to the store's threads.
+    /// Carries out the rest of the part synchronously or when the queue is rung, or passes it to
+    /// the ring or to the store's threads.
     fn submit(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         operation.select();
@@ -316,7 +317,7 @@ impl FileQueue {
         }
     }
 
-    /// Puts the rest of the part on the ring, where it does not wait.
+    /// Puts the rest of the part on the ring, as an operation that does not block.
     fn push(&mut self, ring: &mut Ring, slot: u32) {
         let Some(operation) = &self.slots[slot as usize] else { return };
         let file = operation.command.file;
@@ -326,9 +327,9 @@ impl FileQueue {
         } else {
             operation.entry(backing, File::Plain(backing.file.as_raw_fd()))
         };
-        // SAFETY: the memory is the command's, which is the device's until the completion is
-        // reaped, or the bounce buffer's, which the operation keeps until this event has been
-        // taken, or a constant; vectors are the operation's.
+        // SAFETY: the memory belongs to the command, which is the device's until the completion is
+        // reaped; or to the bounce buffer, which the operation keeps until this event has been
+        // taken; or is a constant. The vectors belong to the operation.
         unsafe { ring.push(entry, UserData { asker: Asker::Device, value: u64::from(slot) }) };
     }
 
@@ -337,13 +338,13 @@ impl FileQueue {
         let Some(operation) = &mut self.slots[slot as usize] else { return };
         operation.may_wait = true;
         let backing = &of(&self.files, operation.command.file).backing;
-        // SAFETY: as for the ring: memory and vectors stay valid and unused until the reply is
-        // taken.
+        // SAFETY: as in `push`: memory and vectors stay valid, and no other code uses them, until
+        // the reply is taken.
         unsafe { operation.call(backing).hand_over(backing, slot, &self.replies) };
     }
 
-    /// Makes the cached writes that have come: writes to file systems in memory at once, and the
-    /// writes of each store that has no batch of this queue as one batch.
+    /// Makes the queued cached writes: writes to file systems in memory synchronously, and the
+    /// writes of each store without a batch of this queue as one batch.
     fn write(&mut self) {
         self.has_new_writes = false;
         let mut slots = std::mem::take(&mut self.writes);
@@ -365,8 +366,8 @@ impl FileQueue {
             });
             if backing.is_in_memory {
                 let left: Vec<(u32, u32)> = left.collect();
-                // SAFETY: the pieces are memory of commands, which is the device's, and the kernel
-                // does not have it.
+                // SAFETY: the pieces are memory of commands, which belongs to the device, and no
+                // kernel operation uses it now.
                 let result = unsafe { at_once::write(&backing.file, &self.pieces, offset, 0) };
                 shares(result, &left, &mut self.taken);
                 continue;
@@ -400,7 +401,7 @@ impl FileQueue {
             },
         };
         self.is_writing[store] = true;
-        // SAFETY: as for one call, for each of the operations.
+        // SAFETY: as in `hand_over`, for each of the operations.
         unsafe { batch.hand_over(writer, &self.replies) };
     }
 
@@ -416,7 +417,7 @@ impl FileQueue {
         }
     }
 
-    /// Handles the replies that have come.
+    /// Handles the replies that have arrived.
     #[cold]
     fn take_replies(&mut self) {
         let empty = std::mem::take(&mut self.taken);
@@ -463,7 +464,7 @@ impl FileQueue {
         (file, start, count)
     }
 
-    /// Continues the waiting commands, as far as possible.
+    /// Retries the waiting commands.
     fn resume(&mut self, now_ns: u64, ring: &mut Ring) {
         while let Some(&slot) = self.starved.front() {
             if !self.get_bounce(slot) {
@@ -550,7 +551,7 @@ impl Queue for FileQueue {
         if self.replies.is_some() {
             self.take_replies();
         }
-        // These results may free a bounce buffer for which others wait.
+        // These results may free a bounce buffer for which other commands wait.
         let is_news = !self.news.is_empty();
         while let Some((slot, result)) = self.news.pop() {
             self.finished(now_ns, ring, slot, result);
@@ -584,7 +585,7 @@ impl FileQueue {
     /// Handles the result of a submitted part, and continues the command.
     fn finished(&mut self, now_ns: u64, ring: &mut Ring, slot: u32, result: i32) {
         let Some(Some(operation)) = self.slots.get_mut(slot as usize) else {
-            debug_assert!(false, "slot {slot} has ended and is told {result}");
+            debug_assert!(false, "slot {slot} has ended and gets the result {result}");
             return;
         };
         let backing = &of(&self.files, operation.command.file).backing;

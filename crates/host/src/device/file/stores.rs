@@ -1,8 +1,9 @@
 //! Stores: files that fail and hang together, and share one scheduler.
 //!
 //! The files of one device (`st_dev` of a regular file, the device itself of a block device) are
-//! one store, unless the operator names another. A store keeps its number, the index of its
-//! scheduler, as long as a file of it is open; then another store may get it.
+//! one store, unless the operator names another store for a file. A store keeps its number, the
+//! index of its scheduler, as long as one of its files is open; then another store may use the
+//! number.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ pub const LATER_STORES: usize = 4;
 /// The property that makes files one store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Key {
-    /// The operator's name for it.
+    /// The operator's name for the store.
     Named(String),
     /// The device's number by `stat`.
     Device(u64),
@@ -52,7 +53,7 @@ pub(super) struct Store {
     pub(super) number: u16,
     pub(super) key: Key,
     workers: Workers,
-    /// Whether a check of its files is under way.
+    /// Whether a check of its files is in progress.
     inspecting: AtomicBool,
 }
 
@@ -63,14 +64,15 @@ impl Store {
         Ok(Arc::new(Store { number, key, workers, inspecting: AtomicBool::new(false) }))
     }
 
-    /// Passes a call that may wait to a thread of the store.
+    /// Passes a call that may block to a thread of the store.
     pub(super) fn push(&self, job: Job) {
         self.workers.push(job);
     }
 
-    /// Makes a thread of the store check its files, unless the last check still waits.
+    /// Makes a thread of the store check its files, unless the last check is still in progress.
     pub(super) fn inspect(self: &Arc<Self>, look: impl FnOnce() + Send + 'static) {
-        // A store that hangs would collect one more check each second, and a thread for each.
+        // Without this condition, a store that hangs would get one more waiting check, and a thread
+        // for it, each second.
         if self.inspecting.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -91,7 +93,7 @@ pub(super) struct Stores {
 }
 
 impl Stores {
-    /// No stores yet, and at most `most`.
+    /// An empty list of at most `most` stores.
     pub(super) fn new(most: usize) -> Stores {
         Stores { list: Mutex::default(), most }
     }
@@ -116,13 +118,14 @@ impl Stores {
         self.most
     }
 
-    /// The store of these files; a new one if there is room.
+    /// The store of these files; a new one if the number of stores permits it.
     pub(super) fn of(&self, key: Key) -> Result<Arc<Store>, DeviceError> {
         let mut list = self.list();
         if let Some(store) = list.iter().find(|store| store.key == key) {
             return Ok(store.clone());
         }
-        // References to a store are taken from this list only under the lock.
+        // No new reference can appear in the meantime: references are taken from this list under
+        // the lock.
         if let Some(unused) = list.iter_mut().position(|store| Arc::get_mut(store).is_some()) {
             list[unused] = Store::start(unused, key)?;
             return Ok(list[unused].clone());
@@ -150,7 +153,7 @@ mod tests {
         let named = stores.of(Key::Named("disks".into())).unwrap();
         assert_eq!((other.number, named.number), (1, 2));
         assert!(of(Key::Device(9)).unwrap_err().to_string().contains("store = NAME"));
-        // The store has no file left: its number is free.
+        // The store has no file left, so its number is free.
         drop(other);
         assert_eq!(of(Key::Device(9)).unwrap(), 1);
         assert_eq!(stores.names(), ["0:7", "0:9", "disks"]);

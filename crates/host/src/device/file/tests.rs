@@ -24,7 +24,7 @@ fn open(path: &Path, size: u64, direct: Direct) -> (FileDevice, Driver<FileQueue
     (device, driver)
 }
 
-/// A server that is killed leaves writes to the kernel, which has the file until they have ended;
+/// A killed server leaves writes in the kernel, which keeps the file open until they have ended;
 /// the next server must not write before that.
 #[test]
 fn a_file_stays_locked_as_long_as_the_kernel_has_requests_for_it() {
@@ -164,7 +164,7 @@ fn is_free(path: &Path) -> bool {
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// Closes a file, as a thread of its store does in the end.
+/// Closes a file, and waits until a thread of its store has done so.
 fn close(device: &FileDevice, file: u16) {
     let since = std::time::Instant::now();
     while !device.close(file) {
@@ -190,7 +190,7 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
         assert_eq!(driver.run(at(a, Op::Write), &[b'a'; 4096]).errno, 0);
         assert_eq!(driver.run(at(b, Op::Write), &[b'b'; 4096]).errno, 0);
     }
-    // A file that is added again before it was closed is the same, with the same number.
+    // A file that is added again before it was closed keeps its number.
     device.keep_open(a);
     assert_eq!(add("a").unwrap(), a);
     assert!(device.retire(a).is_none(), "somebody wants it");
@@ -209,15 +209,15 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     assert_eq!(descriptors(scratch.path()), 2, "first and b");
     assert_eq!(one.run(at(a, Op::Read), &[]).errno, libc::EINVAL);
 
-    // Its number is another file's, for queues that have seen the change and for queues that have
-    // not.
+    // The number now belongs to another file, for queues that have noticed the change and for
+    // queues that have not.
     assert_eq!(add("c").unwrap(), a);
     for driver in [&mut one, &mut two] {
         assert_eq!(driver.run(at(a, Op::Read), &[]).data, [0; 4096]);
         assert_eq!(driver.run(at(b, Op::Read), &[]).data, [b'b'; 4096]);
     }
     assert_eq!(std::fs::read(path("a")).unwrap()[..4096], [b'a'; 4096]);
-    // The path now leads to another file: that is opened, and the old one is not taken back.
+    // The path now names another file, which is opened; the old one is not reused.
     device.keep_open(a);
     std::fs::remove_file(path("c")).unwrap();
     assert_eq!(add("c").unwrap(), 3);
@@ -227,8 +227,8 @@ fn a_file_that_is_retired_is_closed_when_every_queue_has_let_it_go() {
     assert_eq!(descriptors(scratch.path()), 3, "first, b and the second c");
 }
 
-/// The caller must ensure that no command names a retired file; a queue that has an operation on
-/// one keeps it all the same.
+/// The caller must ensure that no command uses a retired file. A queue that nevertheless has an
+/// operation on one keeps it open.
 #[test]
 fn a_file_stays_as_long_as_an_operation_names_it() {
     let scratch = scratch();
@@ -247,9 +247,9 @@ fn a_file_stays_as_long_as_an_operation_names_it() {
     assert_eq!(std::fs::read(path("later")).unwrap()[7..107], [7; 100]);
 }
 
-/// A file that is cut off has lost data, and zeroes must not replace them: a command that reaches
-/// beyond the end fails, whether a read or a check of the file has found the loss, and even if the
-/// file grows again.
+/// A file that was cut off has lost data, which must not be replaced by zeroes: a command that
+/// reaches beyond the end fails, whether a read or a check of the file has detected the loss, and
+/// even if the file grows again.
 #[test]
 fn what_a_file_has_lost_is_an_error() {
     for direct in [Direct::Auto, Direct::Off] {
@@ -287,8 +287,8 @@ fn what_a_file_has_lost_is_an_error() {
     }
 }
 
-/// Two threads with a queue each write to different bytes of the same blocks, and whole blocks
-/// beside them.
+/// Two threads, which have a queue each, write different bytes of the same blocks, and whole blocks
+/// next to them.
 #[test]
 fn writers_of_one_block_do_not_undo_each_other() {
     const ROUNDS: u32 = 150;
@@ -349,14 +349,14 @@ fn zeroing_that_is_not_supported_is_writing_unless_it_must_be_fast() {
     assert_eq!(known(), [false, false], "not before it has been seen");
     let fast = Command { fast_only: true, ..zero };
     assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
-    // Once this is known, the command is refused before any byte is written.
+    // Once the lack of support is known, the command is refused before any byte is written.
     driver.write(0, &[7; 8192]);
     assert_eq!(driver.run(fast, &[]).errno, libc::EOPNOTSUPP);
     assert_eq!(driver.read(0, 8192), [7; 8192]);
     assert_eq!(driver.run(zero, &[]).errno, 0);
     assert_eq!(known(), [false, false]);
     assert_eq!(driver.run(command(Op::Discard, 1 << 19, 1 << 19), &[]).errno, 0);
-    assert_eq!(known(), [true, false], "holes are no writing");
+    assert_eq!(known(), [true, false], "a hole is made without writing");
     assert_eq!(driver.read(200_000, 200_000), [vec![0; 101_001], vec![7; 98_999]].concat());
     assert_eq!(driver.read(1000, 2), [7, 0]);
     assert!(device.extents(0, 0, 1 << 19, 9).unwrap().iter().all(|extent| !extent.is_hole));
@@ -370,7 +370,7 @@ fn writes_that_follow_each_other_are_gathered() {
     let specs = [spec(&path("one"), Some(1 << 20)), spec(&path("two"), Some(1 << 20))];
     let device = FileDevice::open(&specs, Direct::Off).unwrap();
     let mut driver = Driver::open(&device);
-    // File, first page, pages.
+    // The file, the first page and the number of pages of each write.
     let writes =
         [(0, 10, 1), (0, 11, 2), (0, 13, 1), (1, 14, 1), (1, 16, 1), (1, 15, 1), (1, 16, 1)];
     for (index, (file, page, pages)) in writes.into_iter().enumerate() {
@@ -405,7 +405,7 @@ fn writes_that_follow_each_other_are_gathered() {
     assert_eq!(pages("two", 13, 18), [0, 4, 6, 7, 0]);
 }
 
-/// Dirty bytes of a range of a file, or `None` if this kernel does not count them.
+/// The number of dirty pages in a range of a file, or `None` if this kernel does not count them.
 fn dirty(file: &std::fs::File, offset: u64, length: u64) -> Option<u64> {
     use std::os::fd::AsRawFd;
     const CACHESTAT: i64 = 451;
@@ -427,7 +427,7 @@ fn a_flush_of_a_range_writes_that_range_alone() {
     }
     let flush = Command { span: 300_000, ..command(Op::Flush, 500_123, 0) };
     let since = std::time::Instant::now();
-    // The kernel may write everything at any time, but not each time.
+    // The kernel may write everything back at any time, but it does not do so every time.
     loop {
         driver.write(0, &[7; 65_536]);
         driver.write(500_123, &[8; 65_536]);
@@ -442,7 +442,7 @@ fn a_flush_of_a_range_writes_that_range_alone() {
     assert_eq!(dirty(&file, 0, 1 << 20), Some(0), "without a length it is about all of the file");
 }
 
-/// A setup that a test has made as root; it is undone in the end.
+/// A setup that a test has made as root, and that is undone at the end.
 struct Undo(Vec<&'static str>, PathBuf);
 
 impl Drop for Undo {
@@ -481,8 +481,8 @@ fn a_full_file_system_fails_the_write_that_does_not_fit() {
     driver.write(8192, &[9; 100_000]);
 }
 
-/// The bytes that one system call has written of several writes belong to them in order, and the
-/// rest fail with the error that stopped it.
+/// The bytes that one system call has written for several writes are attributed to them in order,
+/// and the remaining writes fail with the error that stopped the call.
 #[test]
 fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
     let scratch = scratch();
@@ -506,7 +506,7 @@ fn of_writes_that_are_gathered_those_that_do_not_fit_fail() {
     }));
 }
 
-/// The limit on file sizes is one of the process, so this runs in a process of its own.
+/// The limit on file sizes applies to the whole process, so this test runs in a process of its own.
 #[test]
 fn a_file_size_limit_fails_the_write_beyond_it() {
     const CHILD: &str = "FAIRQ_TEST_LIMITED_FILE";

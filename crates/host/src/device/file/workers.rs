@@ -1,15 +1,15 @@
-//! The threads of one store, which make the calls that may wait for its file systems and devices.
+//! The threads of one store, which make the calls that may block on its file systems and devices.
 //!
-//! **Problem.** A call on a file may wait for ever: its file system is frozen, its disk hangs. A
-//! shard that made such a call would stop with all its connections, and the control thread would
-//! stop the whole server. io_uring's own workers do not help: a thread has one set of them for all
-//! its files, and writes of files whose inodes fall into one of 64 classes wait for each other
-//! there.
+//! **Problem.** A call on a file may block for ever, because its file system is frozen or its disk
+//! hangs. A shard that made such a call would stop with all its connections, and the control thread
+//! would stop the whole server. io_uring's own workers do not help: a thread has one set of them
+//! for all its files, which hashes writes by inode into 64 classes, and writes of one class wait
+//! for each other.
 //!
 //! **Model.** Each store has its own threads, at most [`MOST`], which make only its calls. One idle
-//! thread is kept waiting, so that a shard never starts a thread: a thread that takes a job and
-//! leaves no other waiting starts the next one. A thread that has waited for [`IDLE`] beside
-//! another one ends. Threads are not joined, since they may wait for ever.
+//! thread is kept in reserve, so that [`Workers::push`] starts no thread: a thread that takes a job
+//! while no other thread is idle starts the next one. If two threads are idle, one of them ends
+//! after [`IDLE`]. Threads are not joined, since they may block for ever.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The most threads of a store.
+/// The largest number of threads of a store.
 const MOST: usize = 32;
 /// The longest time that a second idle thread waits for work.
 const IDLE: Duration = Duration::from_secs(10);
@@ -33,9 +33,9 @@ pub(super) struct Workers {
 struct Pool {
     state: Mutex<State>,
     work: Condvar,
-    /// The most threads.
+    /// The largest number of threads.
     most: usize,
-    /// The CPUs of the threads: those of the thread that started the first one.
+    /// The CPUs on which the threads may run: those of the thread that called [`Workers::at_most`].
     cpus: Option<CpuSet>,
 }
 
@@ -43,7 +43,7 @@ struct Pool {
 struct State {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Threads that wait for work.
+    /// The number of idle threads.
     idle: usize,
     is_over: bool,
 }
@@ -54,8 +54,8 @@ impl Workers {
         Workers::at_most(MOST)
     }
 
-    /// Up to `most` threads, of which one is started; an error if the system refuses that. They run
-    /// on the CPUs of the calling thread.
+    /// A pool of up to `most` threads. One is started at once; fails if the system refuses it. The
+    /// threads run on the CPUs of the calling thread.
     pub(super) fn at_most(most: usize) -> std::io::Result<Workers> {
         let cpus = sched_getaffinity(None).ok();
         let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), most, cpus });
@@ -64,7 +64,7 @@ impl Workers {
         Ok(Workers { pool })
     }
 
-    /// Adds a job, which begins after the earlier ones have begun.
+    /// Adds a job. Jobs begin in order.
     pub(super) fn push(&self, job: Job) {
         self.pool.lock().jobs.push_back(job);
         self.pool.work.notify_one();
@@ -83,7 +83,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a thread that is already counted.
+    /// Starts a thread, which the caller has already counted.
     fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
         let pool = self.clone();
         let started = std::thread::Builder::new().name("fairq-store".into()).spawn(move || {
@@ -106,15 +106,16 @@ impl Pool {
                 let is_last = state.idle == 0 && state.threads < self.most;
                 state.threads += usize::from(is_last);
                 drop(state);
-                // Without another thread this one takes the next job when this job is finished.
+                // If no other thread can be started, this one takes the next job when this job is
+                // finished.
                 if is_last && let Err(error) = self.spawn() {
-                    tracing::warn!(%error, "cannot start a thread for calls that may wait");
+                    tracing::warn!(%error, "cannot start a thread for calls that may block");
                 }
                 job();
                 state = self.lock();
                 continue;
             }
-            // The thread ends only if there is no job: given jobs are carried out first.
+            // The thread ends only when no job is left: all jobs are carried out first.
             if state.is_over {
                 break;
             }
@@ -137,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// As long as one call fewer waits than there are threads, a thread is left for others.
+    /// While fewer calls block than there are threads, other calls are carried out.
     #[test]
     fn calls_that_wait_leave_room_for_others() {
         let workers = Workers::start().unwrap();

@@ -28,6 +28,9 @@ pub(crate) struct About<'a> {
     pub(crate) admin_commands: u16,
     pub(crate) commands: u16,
     pub(crate) has_cache: bool,
+    /// The numbers of the vendor and of the subsystem's vendor.
+    pub(crate) vendor: u16,
+    pub(crate) has_effects_log: bool,
 }
 
 /// Bits of [`About::commands`] (ONCS).
@@ -77,6 +80,8 @@ fn put_bytes(bytes: &mut [u8], at: usize, width: usize, value: &[u8]) {
 /// CNS 01h.
 pub(crate) fn controller(about: &About<'_>) -> Vec<u8> {
     let mut data = vec![0; IDENTIFY];
+    put(&mut data, 0, about.vendor.to_le_bytes());
+    put(&mut data, 2, about.vendor.to_le_bytes());
     put_text(&mut data, 4, 20, about.serial);
     put_text(&mut data, 24, 40, about.model);
     put_text(&mut data, 64, 8, env!("CARGO_PKG_VERSION"));
@@ -91,7 +96,7 @@ pub(crate) fn controller(about: &About<'_>) -> Vec<u8> {
     let one_slot_read_only = 1 << 1 | 1;
     data[260] = one_slot_read_only;
     let offsets_in_logs = 1 << 2;
-    data[261] = offsets_in_logs;
+    data[261] = offsets_in_logs | u8::from(about.has_effects_log) << 1;
     data[262] = ERRORS as u8 - 1;
     put(&mut data, 266, (TEMPERATURE + 50).to_le_bytes());
     put(&mut data, 268, (TEMPERATURE + 60).to_le_bytes());

@@ -15,6 +15,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::device::nvme::spec::{CQE, Cqe, SQE, Sqe};
 
 /// The entries of a submission queue.
@@ -187,7 +189,14 @@ impl Entries for CqEntries {
     }
 }
 
+/// The number of places from one to another in a ring.
+#[inline]
+fn distance(from: u32, to: u32, size: u32) -> u32 {
+    if to >= from { to - from } else { to + size - from }
+}
+
 /// The controller's end of a submission queue.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SqHead<E = SqEntries> {
     pub(crate) entries: E,
     head: u16,
@@ -206,17 +215,28 @@ impl<E: Entries> SqHead<E> {
         SqHead { entries, head: 0, tail: 0, cqid, held: 0, in_flight: 0 }
     }
 
-    /// Takes in the doorbell; how many commands are new. A tail that cannot be is ignored.
+    /// Takes in the doorbell; how many commands are new. `None` for a tail that is beyond the queue
+    /// or passes the head, which has no effect.
     #[inline]
-    pub(crate) fn see(&mut self, tail: u32) -> u32 {
-        let size = self.entries.size();
-        if tail >= u32::from(size) {
-            return 0;
+    pub(crate) fn see(&mut self, tail: u32) -> Option<u32> {
+        let size = u32::from(self.entries.size());
+        let [head, before] = [self.head, self.tail].map(u32::from);
+        let waiting = distance(head, before, size);
+        let new = distance(before, tail, size);
+        if tail >= size || waiting + new >= size {
+            return None;
         }
-        let tail = tail as u16;
-        let new = if tail >= self.tail { tail - self.tail } else { tail + (size - self.tail) };
-        self.tail = tail;
-        u32::from(new)
+        self.tail = tail as u16;
+        Some(new)
+    }
+
+    /// The same queue for another arbiter, which has none of its commands.
+    pub(crate) fn left(&self) -> SqHead<E>
+    where
+        E: Copy,
+    {
+        let [head, tail, size] = [self.head, self.tail, self.entries.size()].map(u32::from);
+        SqHead { held: distance(head, tail, size), entries: self.entries, ..*self }
     }
 
     /// The tail that was last seen.
@@ -259,6 +279,7 @@ impl SqHead {
 }
 
 /// The controller's end of a completion queue.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CqTail<E = CqEntries> {
     pub(crate) entries: E,
     tail: u16,
@@ -278,19 +299,17 @@ impl<E: Entries> CqTail<E> {
         CqTail { entries, tail: 0, phase: true, head: 0, filled: 0, reserved: 0, vector }
     }
 
-    /// Takes in the doorbell. A head beyond what was posted is ignored.
-    pub(crate) fn see(&mut self, head: u32) {
-        let size = self.entries.size();
-        if head >= u32::from(size) {
-            return;
+    /// Takes in the doorbell. False for a head beyond what was posted, which has no effect.
+    pub(crate) fn see(&mut self, head: u32) -> bool {
+        let size = u32::from(self.entries.size());
+        let taken = distance(self.head.into(), head, size);
+        if head >= size || taken > self.filled.into() {
+            return false;
         }
-        let head = head as u16;
-        let taken = if head >= self.head { head - self.head } else { head + (size - self.head) };
-        if taken <= self.filled {
-            self.head = head;
-            self.filled -= taken;
-            self.reserved -= taken;
-        }
+        self.head = head as u16;
+        self.filled -= taken as u16;
+        self.reserved -= taken as u16;
+        true
     }
 
     /// Promises entries to as many of `wanted` commands as there is room for.
@@ -299,6 +318,14 @@ impl<E: Entries> CqTail<E> {
         let granted = wanted.min(u32::from(self.entries.size() - 1 - self.reserved));
         self.reserved += granted as u16;
         granted
+    }
+
+    /// The same queue with this number of promised entries.
+    pub(crate) fn left(&self, promised: u32) -> CqTail<E>
+    where
+        E: Copy,
+    {
+        CqTail { reserved: self.filled + promised as u16, entries: self.entries, ..*self }
     }
 
     /// Takes promises back.

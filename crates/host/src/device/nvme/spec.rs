@@ -327,6 +327,7 @@ pub mod feature {
     pub const WRITE_ATOMICITY: u8 = 0x0a;
     pub const ASYNC_EVENTS: u8 = 0x0b;
     pub const KEEP_ALIVE: u8 = 0x0f;
+    pub const HOST_BEHAVIOR: u8 = 0x16;
 }
 
 /// Log page identifiers.

@@ -29,7 +29,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use fairq_core::{ClassWeights, PortSet};
-use fairq_device::{Profile, State};
 
 use crate::device::error::DeviceError;
 use crate::device::file::{Direct, FileDevice, FileSpec, LATER_FILES, Unsettled};
@@ -38,7 +37,7 @@ use crate::device::nvme::controller::{Controller, Options, QUEUES_MAX};
 use crate::device::nvme::namespaces::Namespaces;
 use crate::device::nvme::spec::LBA;
 use crate::device::store::Store;
-use crate::device::{CutOff, Device, Extent, Info, Place};
+use crate::device::{ControllerLimits, CutOff, Device, Extent, Info, Place};
 use crate::io::clock::Clock;
 use crate::io::ring::Ring;
 use crate::io::wakers::Wakers;
@@ -59,6 +58,7 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+pub use crate::device::nvme::controller::Timing;
 pub use queue::NvmeQueue;
 
 /// Commands fetched at a time if nobody says.
@@ -75,8 +75,8 @@ pub const WINDOW_RANGE: std::ops::RangeInclusive<u16> = 1..=4096;
 pub struct NvmeSoftSpec {
     /// Where the data is.
     pub backing: BackingSpec,
-    /// The drive whose timing it has, and the data written to that drive before; `None` over files.
-    pub timing: Option<(Profile, State)>,
+    /// The drive whose timing it has; `None` over files.
+    pub timing: Option<Timing>,
     /// The most commands fetched and not completed, in [`WINDOW_RANGE`].
     pub window: u16,
     /// I/O queues of each kind, in [`QUEUES_RANGE`].
@@ -122,6 +122,7 @@ pub enum Poller {
 /// See the [module's text](self).
 pub struct NvmeSoft {
     info: Info,
+    limits: ControllerLimits,
     shared: Arc<Shared>,
     core: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
@@ -179,7 +180,9 @@ impl NvmeSoft {
             poller: spec.poller,
             wakers: Mutex::new(None),
         };
-        let mut device = NvmeSoft { info, shared: Arc::new(shared), core: None };
+        let (window, queues, has_wrr) = (spec.window, spec.queues, spec.wrr);
+        let limits = ControllerLimits { window, queues, has_wrr };
+        let mut device = NvmeSoft { info, limits, shared: Arc::new(shared), core: None };
         if spec.poller == Poller::Core {
             device.core = Some(start_core(&device.shared).map_err(nvme)?);
         }
@@ -292,6 +295,10 @@ impl Device for NvmeSoft {
         *shared.wakers.lock().unwrap_or_else(PoisonError::into_inner) = Some(place.wakers.clone());
         let (hold, at) = shared.driver().open(shared, place)?;
         NvmeQueue::open(shared.clone(), hold, at, lane)
+    }
+
+    fn controller_limits(&self) -> ControllerLimits {
+        self.limits
     }
 
     fn set_class_weights(&self, weights: ClassWeights) -> io::Result<()> {

@@ -17,7 +17,8 @@ fn ram() -> NvmeSoftSpec {
 }
 
 fn timed(window: u16) -> NvmeSoftSpec {
-    let timing = Some((Profile::named("z-ssd").unwrap(), State::Fresh));
+    let profile = Profile::named("z-ssd").unwrap();
+    let timing = Some(Timing { profile, state: State::Fresh, slowdown: 1 });
     NvmeSoftSpec { timing, window, ..ram() }
 }
 

@@ -1,8 +1,8 @@
-//! Control commands of ublk: devices are added, started, resized, recovered and deleted.
+//! Control commands of ublk: add, start, resize, recover and delete devices.
 //!
-//! A command waits in the kernel, some of them for the device's queues, so a thread of its own
-//! sends them (`server::disks`). Commands go through an io_uring with long entries, since their
-//! argument takes 32 bytes.
+//! A command blocks in the kernel, in some cases until the device's queues are served, so a
+//! separate thread sends commands (`server::disks`). Commands go through an io_uring with long
+//! entries, since their argument takes 32 bytes.
 
 use std::fs::File;
 use std::io;
@@ -19,10 +19,10 @@ pub struct Control {
     features: u64,
 }
 
-/// The reason why there is no ublk here.
+/// The reason why ublk cannot be used on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum NoUblk {
-    /// The kernel's driver is not there.
+    /// The kernel's driver is not loaded.
     #[error(
         "there is no {control}: load the kernel's driver with `modprobe ublk_drv` (Linux 6.5 or later)",
         control = sys::CONTROL
@@ -55,7 +55,7 @@ impl Control {
         let mut control = Control { file, ring, features: 0 };
         let mut features = 0_u64;
         let command = control.with_buffer(u32::MAX, &mut features);
-        // A driver without this command has none of the features that were added since.
+        // A driver without this command has none of the required later features.
         control
             .run(sys::GET_FEATURES, command)
             .map_err(|_| NoUblk::TooOld("a list of its features"))?;
@@ -71,8 +71,8 @@ impl Control {
         self.features & sys::F_UPDATE_SIZE != 0
     }
 
-    /// Adds a device with this many queues of this depth; `mark` is kept by the kernel. Returns its
-    /// number.
+    /// Adds a device with this many queues of this depth; the kernel keeps `mark` for it. Returns
+    /// the device's number.
     pub fn add(&mut self, queues: u16, depth: u16, max_bytes: u32, mark: u64) -> io::Result<u32> {
         let wanted = sys::F_CMD_IOCTL_ENCODE
             | sys::F_USER_COPY
@@ -108,7 +108,7 @@ impl Control {
         self.run(sys::SET_PARAMS, command)
     }
 
-    /// Starts a device, whose queues have fetched their requests or do so now.
+    /// Starts a device. The call ends when the device's queues have fetched their requests.
     pub fn start(&mut self, device: u32) -> io::Result<()> {
         self.run(sys::START_DEV, self.own(device, u64::from(std::process::id())))
     }
@@ -118,7 +118,7 @@ impl Control {
         self.run(sys::START_USER_RECOVERY, self.own(device, 0))
     }
 
-    /// Ends the recovery: the device's queues have fetched their requests, or do so now.
+    /// Ends the recovery. The call ends when the device's queues have fetched their requests.
     pub fn end_recovery(&mut self, device: u32) -> io::Result<()> {
         self.run(sys::END_USER_RECOVERY, self.own(device, u64::from(std::process::id())))
     }
@@ -128,7 +128,7 @@ impl Control {
         self.run(sys::UPDATE_SIZE, self.own(device, bytes / 512))
     }
 
-    /// Stops a device: its requests fail, and its disk is gone.
+    /// Stops a device: its requests fail, and its block device disappears.
     pub fn stop(&mut self, device: u32) -> io::Result<()> {
         self.run(sys::STOP_DEV, self.own(device, 0))
     }
@@ -147,7 +147,7 @@ impl Control {
         ControlCommand { addr, len, ..self.own(device, 0) }
     }
 
-    /// Sends a command and waits for its end.
+    /// Sends a command and waits until it has ended.
     fn run(&mut self, operation: u32, command: ControlCommand) -> io::Result<()> {
         let file = types::Fd(self.file.as_raw_fd());
         let entry = opcode::UringCmd80::new(file, operation).cmd(command.to_bytes()).build();

@@ -5,20 +5,20 @@
 //!   kernel ◀─ COMMIT_AND_FETCH ◀─ read: copy out ◀─ all orders finished ◀─┘
 //! ```
 //!
-//! **Model.** Each request of the queue has a slot, with the request's number (its tag). For a slot
-//! the kernel either has a command, which ends when there is a request, or the slot is busy with a
-//! request. The command that answers a request fetches the next one.
+//! **Model.** Each request of the queue has a slot, whose index is the request's tag. For each
+//! slot, either the kernel holds a command, which completes when a request arrives, or the slot is
+//! busy with a request. The command that answers a request also fetches the next one.
 //!
 //! **Data** are copied between the kernel's request and a buffer of the queue's region, by reads
 //! and writes of the character device at the request's offset. A request for which the region has
-//! no memory waits; its client notices, no other one does.
+//! no memory waits; this delays only its own client.
 //!
-//! **Order.** A request waits for writes to the same bytes that a vanished client of the tenant has
-//! left under way (`shard/fence.rs`), and the requests behind it wait with it.
+//! **Order.** A request waits for writes to the same bytes that a disconnected client of the tenant
+//! has left in flight (`shard/fence.rs`), and the requests behind it wait with it.
 //!
-//! **The end.** The kernel ends all commands with `ENODEV` when the device is stopped. When the
-//! server ends or is replaced, its commands end with its ring, and the kernel keeps all requests
-//! that have not been answered, for the next server.
+//! **The end.** When the device is stopped, the kernel completes all commands with `ENODEV`. When
+//! the server ends or is replaced, the commands end because the server's ring is closed; the kernel
+//! keeps all unanswered requests for the next server.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -54,7 +54,7 @@ pub struct Attach {
     pub depth: u16,
     /// The tenant's range.
     pub volume: Volume,
-    /// Its place among the queues of the shard.
+    /// Its reserved place among the shard's queues.
     pub place: QueuePlace,
 }
 
@@ -74,7 +74,7 @@ impl Descriptors {
         let round = |requests: usize| (requests * size_of::<IoDescriptor>()).next_multiple_of(page);
         let offset = usize::from(queue) * round(sys::MAX_QUEUE_DEPTH);
         let bytes = round(depth.into());
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let first = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -108,13 +108,13 @@ impl Drop for Descriptors {
 /// The stage of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The kernel has the command.
+    /// The kernel holds the command that fetches a request.
     Fetching,
-    /// The kernel has handed a request over, for which the region may have no memory yet.
+    /// The kernel has delivered a request. The region may have no memory for it yet.
     Arrived,
     /// A write's data are being copied in.
     CopyingIn,
-    /// Orders are to be submitted, or under way.
+    /// The request's orders are to be submitted or in flight.
     Serving,
     /// A read's data are being copied out; the answer follows.
     CopyingOut,
@@ -129,7 +129,7 @@ struct Slot {
     buffer: Option<Buffer>,
     /// The bytes of its data.
     length: u32,
-    /// It stands in `to_submit`.
+    /// Whether it is in `to_submit`.
     is_queued: bool,
 }
 
@@ -146,26 +146,26 @@ pub struct Queue {
     volume: Volume,
     region: Region,
     slots: Box<[Slot]>,
-    /// Slots whose requests have arrived, in their order.
+    /// Slots whose requests have arrived and not begun, in order of arrival.
     arrived: VecDeque<u16>,
     /// Slots with orders to submit.
     to_submit: VecDeque<u16>,
     has_turn: bool,
-    /// Slots that the kernel has not ended for good.
+    /// The number of slots whose command the kernel has not ended for good.
     open: usize,
-    /// Slots whose requests have begun, until their answers are on the ring.
+    /// The number of slots whose requests have begun and whose answers are not yet on the ring.
     busy: usize,
-    /// Copies that are on the ring.
+    /// The number of copies on the ring.
     copies: usize,
     is_detached: bool,
-    /// It begins no requests, and they stay with the kernel.
+    /// Whether it begins no requests; they stay with the kernel.
     is_halted: bool,
-    /// Orders under way, at most [`QUEUE_TAGS`].
+    /// The number of orders in flight, at most [`QUEUE_TAGS`].
     outstanding: usize,
-    /// Its requests in the order of those of the tenant's other clients.
+    /// The queue as a client of the tenant's fence, which orders the requests of different clients.
     client: Client,
-    /// The first request that has arrived waits for those of a vanished client, for `behind_s`
-    /// seconds.
+    /// Whether the first arrived request waits for requests of a disconnected client, and for how
+    /// many seconds it has waited.
     is_behind: bool,
     behind_s: u32,
     _place: QueuePlace,
@@ -187,7 +187,7 @@ pub(super) fn cookie_index(cookie: u64) -> usize {
 }
 
 impl Queue {
-    /// Serves a queue from now on: the kernel gets a command for each request.
+    /// Starts serving a queue: gives the kernel a command for each request.
     pub fn new(
         index: u32,
         attach: Attach,
@@ -226,7 +226,7 @@ impl Queue {
             _place: place,
         };
         for tag in 0..depth {
-            // SAFETY: the command names no memory of this process.
+            // SAFETY: the command references no memory of this process.
             unsafe { ring.push(queue.command(sys::FETCH_REQ, tag, 0), queue.data(COMMAND, tag)) };
         }
         Ok(queue)
@@ -242,7 +242,7 @@ impl Queue {
         self.volume.flow == flow
     }
 
-    /// The range has this size in bytes from now on.
+    /// Sets the size of the range in bytes.
     pub fn resize(&mut self, size: u64) {
         self.volume.size = size;
     }
@@ -257,8 +257,9 @@ impl Queue {
         self.is_halted = true;
     }
 
-    /// Begins no more requests until [`Self::go_on`], and answers those that have ended. True if it
-    /// uses no memory on the ring. Requests that are not answered are the next program's.
+    /// Begins no more requests until [`Self::go_on`], and answers the requests that have ended.
+    /// True if no operation on the ring uses its memory. Requests that are not answered go to the
+    /// next program.
     pub fn halt(&mut self, ring: &mut Ring) -> bool {
         self.stop();
         let ended = |tag: &u16| self.slots[usize::from(*tag)].request.is_finished();
@@ -267,12 +268,12 @@ impl Queue {
         self.copies == 0
     }
 
-    /// Goes on after [`Self::stop`] or [`Self::halt`].
+    /// Resumes after [`Self::stop`] or [`Self::halt`].
     pub fn go_on(&mut self) {
         self.is_halted = false;
     }
 
-    /// Whether it has no request that has begun.
+    /// Whether no request has begun and is unanswered.
     pub fn is_idle(&self) -> bool {
         self.busy == 0
     }
@@ -293,7 +294,7 @@ impl Queue {
         UserData { asker: Asker::Ublk, value: event_value(self.index, kind, tag) }
     }
 
-    /// Takes an event of one of its operations.
+    /// Handles the event of one of its operations.
     pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
         let tag = value as u16;
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
@@ -322,7 +323,7 @@ impl Queue {
         }
     }
 
-    /// Begins the requests that have arrived, as far as there is memory for them.
+    /// Begins the requests that have arrived, in order, while there is memory for them.
     pub fn arrivals(&mut self, ring: &mut Ring) {
         while !self.is_halted
             && let Some(&tag) = self.arrived.front()
@@ -333,7 +334,7 @@ impl Queue {
         }
     }
 
-    /// Whether a request has to wait for those that a vanished client has left.
+    /// Whether a request has to wait for requests that a disconnected client has left in flight.
     fn waits(&mut self, tag: u16) -> bool {
         let is_fenced = self.client.is_fenced() && !self.is_detached && !self.is_late();
         let waits = is_fenced && self.client.waits(self.reach(tag));
@@ -341,22 +342,23 @@ impl Queue {
             self.client.count();
             self.behind_s = 0;
         }
-        // A late request is failed by `begin`, which ends its wait.
+        // `begin` fails a late request, which ends its wait.
         self.is_behind = waits || self.is_late();
         waits
     }
 
-    /// Whether the first request that has arrived has waited for longer than it may.
+    /// Whether the first arrived request has waited for longer than it may
+    /// ([`Client::patience_s`]).
     fn is_late(&self) -> bool {
         self.is_behind && self.behind_s > self.client.patience_s()
     }
 
-    /// Notes that a second has passed.
+    /// Counts a second of waiting.
     pub fn second(&mut self) {
         self.behind_s = self.behind_s.saturating_add(1);
     }
 
-    /// The bytes that a request is about.
+    /// The bytes that a request reads or writes.
     fn reach(&self, tag: u16) -> Reach {
         let IoDescriptor { op_flags, nr_sectors, start_sector, .. } = self.descriptors.get(tag);
         if op_flags & 0xff == sys::OP_FLUSH {
@@ -370,7 +372,8 @@ impl Queue {
     /// Begins a request; false if the region has no memory for it.
     fn begin(&mut self, ring: &mut Ring, tag: u16) -> bool {
         let IoDescriptor { op_flags, nr_sectors, start_sector, .. } = self.descriptors.get(tag);
-        // A flush has no start: its number is the largest.
+        // A flush has no start sector: the kernel sends the largest number, which must not overflow
+        // here.
         let (offset, length) = (start_sector.wrapping_mul(SECTOR), u64::from(nr_sectors) * SECTOR);
         let request = |op| Request::new(op, offset, length);
         let mut request = match op_flags & 0xff {
@@ -412,7 +415,7 @@ impl Queue {
                 let copy = opcode::Read::new(file, memory.address, memory.length)
                     .offset(sys::data_offset(self.number, tag))
                     .build();
-                // SAFETY: the slot keeps the buffer, and does not use it, until the event.
+                // SAFETY: the slot keeps the buffer, and does not use it, until the copy's event.
                 unsafe { ring.push(copy, self.data(COPY, tag)) };
             }
             _ => {
@@ -423,7 +426,7 @@ impl Queue {
         true
     }
 
-    /// Notes that a slot has orders to submit, or is to be answered.
+    /// Queues a slot that has orders to submit, or is to be answered.
     fn enqueue(&mut self, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
         if !std::mem::replace(&mut slot.is_queued, true) {
@@ -431,13 +434,14 @@ impl Queue {
         }
     }
 
-    /// Whether it has orders to submit and does not wait for its turn yet; it does then.
+    /// Whether it has orders to submit and is not yet queued for its turn; it then counts as
+    /// queued.
     pub fn wants_turn(&mut self) -> bool {
         let has_room = self.outstanding < QUEUE_TAGS;
         !self.to_submit.is_empty() && has_room && !std::mem::replace(&mut self.has_turn, true)
     }
 
-    /// Submits at most `most` orders. Returns their number, and whether it waits for another turn.
+    /// Submits at most `most` orders. Returns their number, and whether it needs another turn.
     pub fn take_turn<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -445,7 +449,7 @@ impl Queue {
         path: &mut DataPath<P, D>,
         most: u32,
     ) -> (u32, bool) {
-        // The turn may be that of a queue which had this one's place.
+        // The turn may have been queued by an earlier queue with the same index.
         if !self.has_turn {
             return (0, false);
         }
@@ -489,12 +493,13 @@ impl Queue {
                 Err(_) => slot.request.fail(libc::ESHUTDOWN),
             }
         }
-        // A queue that has as many orders under way as it may goes on when one has finished.
+        // A queue with the largest number of orders in flight gets another turn when an order has
+        // finished.
         self.has_turn = !self.to_submit.is_empty() && self.outstanding < QUEUE_TAGS;
         (given, self.has_turn)
     }
 
-    /// Takes a finished order.
+    /// Handles a finished order.
     pub fn finished(&mut self, cookie: u64, errno: i32) {
         let tag = cookie as u16;
         self.outstanding -= 1;
@@ -505,7 +510,7 @@ impl Queue {
         }
     }
 
-    /// Answers a request if nothing more will happen to it.
+    /// Answers a request if all its orders have finished.
     fn settle(&mut self, ring: &mut Ring, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
         if slot.stage != Stage::Serving || !slot.request.is_finished() {
@@ -513,7 +518,8 @@ impl Queue {
         }
         let errno = slot.request.errno();
         if errno == libc::ESHUTDOWN && self.is_halted && !self.is_detached {
-            // The scheduler let it go because this program ends. The next one gets it again.
+            // The scheduler cancelled it because this program ends. The kernel sends it to the next
+            // program.
             slot.stage = Stage::Arrived;
             self.busy -= 1;
             if let Some(buffer) = slot.buffer.take() {
@@ -530,7 +536,7 @@ impl Queue {
                 let copy = opcode::Write::new(file, memory.address, memory.length)
                     .offset(sys::data_offset(self.number, tag))
                     .build();
-                // SAFETY: the slot keeps the buffer as it is until the event.
+                // SAFETY: the slot keeps the buffer unchanged until the copy's event.
                 unsafe { ring.push(copy, self.data(COPY, tag)) };
             }
             _ => {
@@ -549,11 +555,12 @@ impl Queue {
         }
         self.busy -= 1;
         let answer = self.command(sys::COMMIT_AND_FETCH_REQ, tag, result);
-        // SAFETY: the command names no memory of this process.
+        // SAFETY: the command references no memory of this process.
         unsafe { ring.push(answer, self.data(COMMAND, tag)) };
     }
 
-    /// Whether a request waits for memory or for its turn, or has arrived while it was halted.
+    /// Whether a request waits for memory or for its turn, or has arrived while the queue was
+    /// halted.
     pub fn has_unsubmitted(&self) -> bool {
         !self.to_submit.is_empty() || !self.arrived.is_empty()
     }

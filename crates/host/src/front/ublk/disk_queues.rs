@@ -1,4 +1,4 @@
-//! The ublk front end of a shard: its queue of each device.
+//! The ublk front end of a shard, with one queue of each device.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::shard::path::{DataPath, Finished};
 use crate::shard::turns::{Turn, Turns, Weights};
 use crate::shard::{Front, Notice};
 
-/// The most memory of a queue's data, in bytes.
+/// The largest amount of memory for a queue's data, in bytes.
 const MEMORY: usize = 16 << 20;
 
 /// A message to the front end.
@@ -28,7 +28,7 @@ pub enum Message {
 /// The queues of one shard.
 pub struct UblkFront {
     queues: Vec<Option<Queue>>,
-    /// Queues to which something has happened since they last had a turn.
+    /// Queues that have had events since their last turn.
     active: Vec<u32>,
     is_active: Vec<bool>,
     turns: Turns,
@@ -38,8 +38,8 @@ pub struct UblkFront {
 }
 
 impl UblkFront {
-    /// A front end without queues, whose tenants share the shard's CPU by these weights and have
-    /// their buffers within this budget.
+    /// A front end without queues. Its tenants share the shard's CPU by these weights, and their
+    /// buffers are charged to this budget.
     pub fn new(weights: Arc<Weights>, budget: Arc<Budget>) -> UblkFront {
         UblkFront {
             queues: Vec::new(),
@@ -67,7 +67,7 @@ impl UblkFront {
         Ok(())
     }
 
-    /// Notes that something has happened to a queue, and returns it if it still is there.
+    /// Marks a queue as active, so that it gets a turn; returns it if it still exists.
     fn activate(&mut self, index: usize) -> Option<&mut Queue> {
         let queue = self.queues.get_mut(index)?.as_mut()?;
         if !std::mem::replace(&mut self.is_active[index], true) {
@@ -118,7 +118,8 @@ impl Front for UblkFront {
             Notice::Resize { flow, size } => {
                 queues.filter(|queue| queue.is_of(flow)).for_each(|queue| queue.resize(size));
             }
-            // The kernel takes every answer, and keeps the requests that get none.
+            // The kernel accepts every answer, and keeps unanswered requests, so nothing has to be
+            // closed.
             Notice::HangUp => {}
             Notice::Second => {
                 for index in 0..self.queues.len() {
@@ -153,7 +154,7 @@ impl Front for UblkFront {
         while path.has_room()
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
-            // A policy that stages has room for all, and orders them itself.
+            // A policy that stages can stage all orders and schedules them itself.
             let most = if P::IS_DIRECT { orders } else { u32::MAX };
             let queue = self.queues[connection as usize].as_mut();
             let (given, has_more) =
@@ -176,7 +177,7 @@ impl Front for UblkFront {
             if queue.as_ref().is_some_and(Queue::is_closed) {
                 *queue = None;
             }
-            // Room and memory come with events of this front end, which bring a turn.
+            // Tags and memory become free with events of this front end, which cause a turn.
             is_active[index] = queue.as_ref().is_some_and(Queue::has_unsubmitted);
             is_active[index]
         });

@@ -1,13 +1,13 @@
 //! ublk: tenants as block devices of this machine, `/dev/ublkbN`.
 //!
 //! **Model.** A device has as many queues as there are shards, and each shard serves one queue of
-//! each device on its own ring: a command waits in the kernel for each request of a queue, and ends
-//! when there is one ([`disk_queue`]). Devices are added, started, resized and deleted by control
-//! commands, which a thread of the server's sends ([`control_commands`]).
+//! each device on its own ring. For each request slot of a queue, a command waits in the kernel and
+//! completes when a request arrives ([`disk_queue`]). A thread of the server sends the control
+//! commands that add, start, resize and delete devices ([`control_commands`]).
 //!
-//! **When the server ends**, is replaced or killed, a device stays. The kernel keeps its requests
-//! and gives those that were not answered to the next server, which recovers the device. A write
-//! that had reached the device before a kill is then done again; its client has not seen it end.
+//! **When the server ends**, is replaced or killed, a device remains. The kernel keeps its requests
+//! and gives the unanswered ones to the next server, which recovers the device. So a write that had
+//! reached the storage before a kill is executed again; its client had not received an answer.
 //!
 //! [`sys`] has the kernel's constants and structures.
 

@@ -1,16 +1,16 @@
 //! The part of Linux's ublk interface (`include/uapi/linux/ublk_cmd.h`) that fairq uses: constants
 //! and structures, with the sizes that the kernel checks.
 //!
-//! The crate `libublk-rs-sys` has all of them, but makes them with bindgen at build time, and with
-//! that every build of fairq would need libclang.
+//! The crate `libublk-rs-sys` has all of them, but generates them with bindgen at build time, so
+//! every build of fairq would need libclang.
 
 #![allow(missing_docs, reason = "the names are the kernel's, and its header explains them")]
 
 /// The file of control commands.
 pub const CONTROL: &str = "/dev/ublk-control";
 
-/// The number of a command: the direction and size of its argument, `u`, and its own number, as
-/// `_IOR` and `_IOWR` make them.
+/// The number of a command: the direction and size of its argument, the letter `u`, and its own
+/// number, as `_IOR` and `_IOWR` combine them.
 const fn number(direction: u32, own: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | own
 }
@@ -67,10 +67,10 @@ pub const OP_WRITE_ZEROES: u32 = 5;
 pub const IO_FUA: u32 = 1 << 13;
 pub const IO_NOUNMAP: u32 = 1 << 15;
 
-/// The most requests of a queue; the descriptors of a queue take as much space as that many.
+/// The largest number of requests of a queue; every queue has space for this many descriptors.
 pub const MAX_QUEUE_DEPTH: usize = 4096;
 
-/// The offset in the character device at which the data of a request lie.
+/// The offset of a request's data in the character device.
 pub const fn data_offset(queue: u16, tag: u16) -> u64 {
     0x8000_0000 + ((queue as u64) << 41 | (tag as u64) << 25)
 }
@@ -80,7 +80,7 @@ pub const fn data_offset(queue: u16, tag: u16) -> u64 {
 #[derive(Clone, Copy, Default)]
 pub struct ControlCommand {
     pub dev_id: u32,
-    /// `u16::MAX` for commands that name no queue.
+    /// `u16::MAX` for commands that concern no queue.
     pub queue_id: u16,
     /// The length of the buffer at `addr`, in bytes.
     pub len: u16,
@@ -91,7 +91,7 @@ pub struct ControlCommand {
     pub reserved: u32,
 }
 
-/// A device as the kernel knows it.
+/// A device as the kernel describes it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct DeviceInfo {
@@ -104,7 +104,7 @@ pub struct DeviceInfo {
     pub ublksrv_pid: i32,
     pub pad1: u32,
     pub flags: u64,
-    /// A number of the server's; the kernel keeps it.
+    /// A number that the server chooses and the kernel keeps.
     pub ublksrv_flags: u64,
     pub owner_uid: u32,
     pub owner_gid: u32,
@@ -120,7 +120,7 @@ pub struct Params {
     pub types: u32,
     pub basic: BasicParams,
     pub discard: DiscardParams,
-    // Others follow in the kernel's structure; `len` says that they are not here.
+    // The kernel's structure has further fields; `len` shows that they are omitted.
 }
 
 #[repr(C)]
@@ -148,7 +148,7 @@ pub struct DiscardParams {
     pub reserved0: u16,
 }
 
-/// A request that the kernel has, in memory that it shares with the server.
+/// A request of the kernel, in memory that it shares with the server.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct IoDescriptor {
@@ -164,7 +164,7 @@ pub struct IoDescriptor {
 pub struct IoCommand {
     pub q_id: u16,
     pub tag: u16,
-    /// The bytes done, or a negative errno.
+    /// The number of bytes done, or a negative errno.
     pub result: i32,
     pub addr: u64,
 }

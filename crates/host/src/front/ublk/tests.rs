@@ -1,6 +1,7 @@
-//! The order of a device's requests and those of the tenant's other clients. A sparse file stands
-//! for the character device: its first bytes are the descriptors, and a request's data lie at its
-//! offset. The file refuses commands, so the tests make their events.
+//! Tests the order of a device's requests relative to those of the tenant's other clients. A sparse
+//! file replaces the character device: its first bytes are the descriptors, and a request's data
+//! are at the request's offset. The file refuses commands, so the tests generate the events of
+//! commands.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -69,7 +70,7 @@ impl<P: Port> Bench<P> {
         attached.recv().unwrap().unwrap();
     }
 
-    /// The kernel hands over a request of one block, whose data are these if it is a write.
+    /// Delivers a request of one block as the kernel does; `data` fills its block if it is a write.
     fn arrive(&mut self, tag: u16, operation: u32, block: u64, data: u8) {
         let mut descriptor = [0; size_of::<sys::IoDescriptor>()];
         descriptor[..4].copy_from_slice(&operation.to_ne_bytes());
@@ -81,7 +82,7 @@ impl<P: Port> Bench<P> {
         self.front.event(0, &mut self.ring, Event { data, result: 0 });
     }
 
-    /// More turns than the requests of a test need.
+    /// Runs more turns than the requests of a test need.
     fn turns(&mut self) {
         for _ in 0..20 {
             self.front.arrivals(0, &mut self.ring, &mut self.path);
@@ -93,7 +94,7 @@ impl<P: Port> Bench<P> {
             self.front.flush(0, &mut self.ring);
             self.ring.enter(1, Some(1_000_000));
             while let Some(event) = self.ring.event() {
-                // Commands, which the file refuses, have 0 here.
+                // The kind 0 is a command, which the file refuses, so its event is ignored.
                 if event.data.value >> 16 & 0xff != 0 {
                     self.front.event(0, &mut self.ring, event);
                 }
@@ -110,7 +111,7 @@ impl<P: Port> Bench<P> {
         byte[0]
     }
 
-    /// A client of another front end, which has vanished with a write of block 1 under way.
+    /// A client of another front end that has disconnected with a write of block 1 in flight.
     fn vanished(&self) -> Client {
         let mut client = self.path.client(0);
         assert!(client.end());

@@ -2,8 +2,9 @@
 //! guest rings its doorbell.
 //!
 //! **Queues.** A completion queue belongs to shard `number + id`, modulo the number of shards, and
-//! its submission queues are there, too. If the guest has chosen weighted round robin, all queues
-//! are on one shard, so that one arbiter chooses among their commands.
+//! its submission queues are there, too. If the guest has chosen weighted round robin, or if the
+//! controller has the whole device, all queues are on one shard, so that one arbiter chooses among
+//! their commands.
 //!
 //! **Aborts.** A command that was fetched runs to its end, so an Abort takes back only requests for
 //! asynchronous events. The deletion of a submission queue takes back the commands that wait in the
@@ -11,20 +12,24 @@
 //!
 //! **Bounds.** A guest that fills its admin queue without end keeps its own session's thread busy.
 
-use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{Arbitration, Mechanism};
 
 use crate::device::nvme::identify::{self, About, oncs};
+use crate::device::nvme::queue::{CqTail, SqHead};
 use crate::device::nvme::spec::{CQE, Cqe, NSID_ALL, PAGE, SQE, Sqe, Status, admin, feature, log};
 use crate::front::guest_memory::{self, Outside};
-use crate::front::vfio_user::bridge::QUEUES;
 use crate::front::vfio_user::controller_state::{
-    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, Session, VECTORS, VERSION, WARNING,
+    AdminQueue, CqPlace, ENTRIES, EVENT_REQUESTS, HOST_BEHAVIOR, Session, SqPlace, VECTORS,
+    VERSION, WARNING,
 };
 use crate::front::vfio_user::decode::{self, MDTS, NSID};
-use crate::front::vfio_user::queue_group::{GuestRing, NewCq, NewGroup, NewSq};
+use crate::front::vfio_user::pci_config::VENDOR;
+use crate::front::vfio_user::queue_group::{Fault, GuestRing, NewCq, NewGroup, NewSq, Which};
 use crate::front::vfio_user::queue_groups::Message;
 
+/// The most commands of a tenant that are fetched and not completed under weighted round robin. The
+/// others wait in their queues, where the arbiter decides.
+const WINDOW: usize = 32;
 /// Aborts at a time (ACL + 1); each ends at once.
 const ABORTS: u8 = 4;
 /// Result of an Abort whose command goes on, or is unknown.
@@ -47,13 +52,16 @@ enum Answer {
 }
 
 impl Session {
-    /// Carries out the admin commands that wait.
-    pub(super) fn administer(&mut self) {
-        let Some(mut queue) = self.admin.take() else { return };
-        if let Err(outside) = self.carry_out(&mut queue) {
-            self.break_admin(outside);
+    /// Carries out the admin commands that wait. True if there were any.
+    pub(super) fn administer(&mut self) -> bool {
+        let Some(mut queue) = self.admin.take() else { return false };
+        let head = queue.sq.head();
+        if let Err(fault) = self.carry_out(&mut queue) {
+            self.fail(&fault);
         }
+        let has_moved = queue.sq.head() != head;
         self.put_back(queue);
+        has_moved
     }
 
     /// Puts the admin queue back, and interrupts the guest if it has completions.
@@ -65,22 +73,14 @@ impl Session {
         }
     }
 
-    fn break_admin(&self, outside: Outside) {
-        tracing::warn!(
-            disk = self.bridge.name(), %outside,
-            "a guest's admin queue is not in its memory: its controller has failed until it is reset"
-        );
-        self.bridge.fail();
-    }
-
-    fn carry_out(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
-        queue.sq.held += queue.sq.see(self.bridge.tail(0));
+    fn carry_out(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
+        let tail = self.bridge.tail(0);
+        let new = queue.sq.see(tail).ok_or(Fault::Doorbell(Which::Submission(0), tail))?;
+        queue.sq.held += new;
+        self.see_head(queue)?;
         while queue.sq.held > 0 && !self.bridge.has_failed() {
             if queue.cq.reserve(1) == 0 {
-                queue.cq.see(self.bridge.head(0));
-                if queue.cq.reserve(1) == 0 {
-                    break;
-                }
+                break;
             }
             queue.sq.held -= 1;
             let index = queue.sq.advance();
@@ -99,6 +99,15 @@ impl Session {
             self.post(queue, sqe.cid, result, status)?;
         }
         self.notify(queue)
+    }
+
+    /// Takes in the completions that the guest has read.
+    fn see_head(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
+        let head = self.bridge.head(0);
+        match queue.cq.see(head) {
+            true => Ok(()),
+            false => Err(Fault::Doorbell(Which::Completion(0), head)),
+        }
     }
 
     /// Posts a completion, for which there is a place.
@@ -120,25 +129,25 @@ impl Session {
     pub(super) fn namespace_changed(&mut self) {
         let Some(mut queue) = self.admin.take() else { return };
         queue.has_changed = true;
-        if let Err(outside) = self.notify(&mut queue) {
-            self.break_admin(outside);
+        if let Err(fault) = self.notify(&mut queue) {
+            self.fail(&fault);
         }
         self.put_back(queue);
     }
 
     /// Sends the notice that the namespace has changed, once until the guest reads the log.
-    fn notify(&self, queue: &mut AdminQueue) -> Result<(), Outside> {
+    fn notify(&self, queue: &mut AdminQueue) -> Result<(), Fault> {
         let is_wanted = queue.async_events & NAMESPACE_CHANGED != 0;
         if !queue.has_changed || queue.is_notified || !is_wanted {
             return Ok(());
         }
-        queue.cq.see(self.bridge.head(0));
+        self.see_head(queue)?;
         if queue.event_requests.is_empty() || queue.cq.reserve(1) == 0 {
             return Ok(());
         }
         let cid = queue.event_requests.remove(0);
         queue.is_notified = true;
-        self.post(queue, cid, NAMESPACE_EVENT, Status::SUCCESS)
+        Ok(self.post(queue, cid, NAMESPACE_EVENT, Status::SUCCESS)?)
     }
 
     fn execute(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<Answer, Status> {
@@ -175,12 +184,10 @@ impl Session {
         let is_it = sqe.nsid == NSID;
         let nothing = || vec![0; PAGE as usize];
         let bytes = match structure {
-            0x00 | 0x05 if !is_it && sqe.nsid != NSID_ALL => {
-                return Err(Status::INVALID_NAMESPACE);
-            }
+            // Only controllers that create namespaces have data that all namespaces share.
+            0x00 | 0x05 if !is_it => return Err(Status::INVALID_NAMESPACE),
             0x00 => {
-                let size = if is_it { *self.bridge.size() } else { 0 };
-                let mut data = identify::namespace(size, true);
+                let mut data = identify::namespace(*self.bridge.size(), true);
                 identify::prefer(&mut data, self.block, self.preferred, self.volume.read_only);
                 data
             }
@@ -255,18 +262,27 @@ impl Session {
         if vector >= VECTORS {
             return Err(Status::INVALID_VECTOR);
         }
-        let shard = match queue.mechanism {
-            Mechanism::RoundRobin => (self.home() + usize::from(id)) % self.shards,
-            Mechanism::Weighted => self.home(),
-        };
         self.bridge.ring(2 * usize::from(id) + 1, 0);
-        let call = self.vectors.get(usize::from(vector)).cloned().flatten();
-        let cq = || NewCq {
-            id,
-            ring,
-            vector: interrupts.then_some(vector),
-            call: call.clone().filter(|_| interrupts),
+        self.add_cq(queue, id, CqTail::new(ring, interrupts.then_some(vector)));
+        Ok(())
+    }
+
+    /// Has a completion queue served.
+    pub(super) fn add_cq(&self, queue: &mut AdminQueue, id: u16, ring: CqTail<GuestRing>) {
+        let shard = match (queue.is_weighted, self.whole) {
+            (false, None) => (self.home() + usize::from(id)) % self.shards,
+            _ => self.home(),
         };
+        let window = match (queue.is_weighted, self.whole) {
+            (_, Some(whole)) => whole.window.into(),
+            (true, None) => WINDOW,
+            (false, None) => usize::MAX,
+        };
+        let Some(place) = queue.cqs.get_mut(usize::from(id)) else { return };
+        *place = Some(CqPlace { shard, users: 0, size: ring.entries.size });
+        queue.has_queues = true;
+        let vector = ring.vector.map(usize::from);
+        let call = vector.and_then(|vector| self.vectors.get(vector).cloned().flatten());
         // The size does not change between here and the message.
         let size = self.bridge.size();
         let mut volume = self.volume.clone();
@@ -278,16 +294,15 @@ impl Session {
             volume,
             guest: self.guest.clone(),
             shadow: queue.shadow,
-            mechanism: queue.mechanism,
-            arbitration: queue.arbitration,
+            mechanism: if queue.is_weighted { Mechanism::Weighted } else { Mechanism::RoundRobin },
+            window,
+            arbitration: Arbitration::from_cdw11(queue.arbitration),
         };
         let (reply, done) = std::sync::mpsc::channel();
-        (self.send)(shard, Message::AddCq { group: Box::new(group), cq: cq(), reply });
+        let cq = NewCq { id, ring, call };
+        (self.send)(shard, Message::AddCq { group: Box::new(group), cq, reply });
         drop(size);
         let _ = done.recv();
-        queue.cqs[usize::from(id)] = Some(CqPlace { shard, users: 0 });
-        queue.has_queues = true;
-        Ok(())
     }
 
     fn create_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
@@ -302,20 +317,26 @@ impl Session {
             Status::INTERNAL
         })?;
         self.bridge.ring(2 * usize::from(id), 0);
-        let class = class_of_qprio(sqe.cdw11 >> 1);
-        let sq = NewSq { id, ring, cqid, class, place };
-        cq.users += 1;
-        let shard = cq.shard;
-        queue.sqs[usize::from(id)] = Some(cqid);
-        let session = self.number;
-        self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
+        let (ring, qprio, begun) = (SqHead::new(ring, cqid), sqe.cdw11 >> 1 & 3, Vec::new());
+        self.add_sq(queue, NewSq { id, ring, qprio, begun, place });
         Ok(())
+    }
+
+    /// Has a submission queue served, whose completion queue is.
+    pub(super) fn add_sq(&self, queue: &mut AdminQueue, sq: NewSq) {
+        let (id, cqid, size) = (usize::from(sq.id), sq.ring.cqid, sq.ring.entries.size);
+        let cq = queue.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut);
+        let (Some(cq), Some(place)) = (cq, queue.sqs.get_mut(id)) else { return };
+        cq.users += 1;
+        *place = Some(SqPlace { cqid, size });
+        let (session, shard) = (self.number, cq.shard);
+        self.on(shard, |reply| Message::AddSq { session, sq: Box::new(sq), reply });
     }
 
     fn delete_sq(&self, queue: &mut AdminQueue, sqe: &Sqe) -> Result<(), Status> {
         let id = sqe.cdw10 as u16;
         let cqid = queue.sqs.get_mut(usize::from(id)).and_then(Option::take);
-        let cqid = cqid.ok_or(Status::INVALID_QUEUE_ID)?;
+        let SqPlace { cqid, .. } = cqid.ok_or(Status::INVALID_QUEUE_ID)?;
         let session = self.number;
         if let Some(cq) = queue.cqs[usize::from(cqid)].as_mut() {
             cq.users -= 1;
@@ -382,8 +403,8 @@ impl Session {
         }
         match sqe.cdw10 as u8 {
             feature::ARBITRATION => {
-                queue.arbitration = Arbitration::from_cdw11(value);
-                let (session, arbitration) = (self.number, queue.arbitration);
+                let (session, arbitration) = (self.number, Arbitration::from_cdw11(value));
+                queue.arbitration = arbitration.cdw11();
                 self.on_all(|reply| Message::Arbitration { session, arbitration, reply });
             }
             // There is one power state.
@@ -406,20 +427,30 @@ impl Session {
                     return Err(Status::INVALID_FIELD);
                 }
                 // Submission and completion queues come in pairs.
-                queue.granted = (submission.max(completion) + 1).min(QUEUES as u32) as u16;
+                queue.granted = (submission.max(completion) + 1).min(queue.most.into()) as u16;
                 return Ok(queue.number_of_queues());
             }
             feature::INTERRUPT_COALESCING => queue.coalescing = value & 0xffff,
             feature::INTERRUPT_VECTOR => {
-                let (vector, is_uncoalesced) = (value & 0xffff, value >> 16 & 1);
-                if vector >= u32::from(VECTORS) {
+                let (vector, is_uncoalesced) = (value as u16, value >> 16 & 1 != 0);
+                if vector >= VECTORS {
                     return Err(Status::INVALID_FIELD);
                 }
-                let bits = queue.uncoalesced & !(1 << vector);
-                queue.uncoalesced = bits | u128::from(is_uncoalesced) << vector;
+                queue.uncoalesced.retain(|&other| other != vector);
+                queue.uncoalesced.extend(is_uncoalesced.then_some(vector));
             }
             feature::WRITE_ATOMICITY => queue.atomicity = value & 1,
             feature::ASYNC_EVENTS => queue.async_events = value,
+            // No timer runs (KAS = 0): a client that goes ends its session.
+            feature::KEEP_ALIVE if value != 0 => return Err(Status::INVALID_FIELD),
+            feature::KEEP_ALIVE => {}
+            feature::HOST_BEHAVIOR => {
+                let mut memory = Vec::new();
+                let length = queue.host_behavior.len() as u32;
+                decode::translate(sqe, length, &self.guest, &mut memory)?;
+                // SAFETY: the memory was translated with the present generation, which is mapped.
+                unsafe { guest_memory::read(&memory, 0, &mut queue.host_behavior) };
+            }
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(0)
@@ -428,7 +459,7 @@ impl Session {
     fn get_feature(&self, queue: &AdminQueue, sqe: &Sqe) -> Result<u32, Status> {
         let (id, select, argument) = (sqe.cdw10 as u8, sqe.cdw10 >> 8 & 7, sqe.cdw11);
         let (current, default) = match id {
-            feature::ARBITRATION => (queue.arbitration.cdw11(), Arbitration::RESET.cdw11()),
+            feature::ARBITRATION => (queue.arbitration, Arbitration::RESET.cdw11()),
             feature::POWER_MANAGEMENT => (0, 0),
             feature::TEMPERATURE_THRESHOLD => {
                 let kind = (argument >> 20 & 3) as usize;
@@ -439,20 +470,29 @@ impl Session {
             feature::ERROR_RECOVERY => (queue.error_recovery, 0),
             feature::VOLATILE_WRITE_CACHE => (u32::from(self.bridge.caches_writes()), 1),
             feature::NUMBER_OF_QUEUES => {
-                let most = QUEUES as u32 - 1;
+                let most = u32::from(queue.most) - 1;
                 (queue.number_of_queues(), most << 16 | most)
             }
             feature::INTERRUPT_COALESCING => (queue.coalescing, 0),
             feature::INTERRUPT_VECTOR => {
-                let vector = argument & 0xffff;
-                if vector >= u32::from(VECTORS) {
+                let vector = argument as u16;
+                if vector >= VECTORS {
                     return Err(Status::INVALID_FIELD);
                 }
-                let is_uncoalesced = (queue.uncoalesced >> vector & 1) as u32;
-                (is_uncoalesced << 16 | vector, vector)
+                let is_uncoalesced = queue.uncoalesced.contains(&vector);
+                (u32::from(is_uncoalesced) << 16 | u32::from(vector), vector.into())
             }
             feature::WRITE_ATOMICITY => (queue.atomicity, 0),
             feature::ASYNC_EVENTS => (queue.async_events, 0),
+            feature::KEEP_ALIVE => (0, 0),
+            feature::HOST_BEHAVIOR => {
+                if select == 0 {
+                    self.give(sqe, &queue.host_behavior)?;
+                } else if select < 3 {
+                    self.give(sqe, &[0; HOST_BEHAVIOR])?;
+                }
+                (0, 0)
+            }
             _ => return Err(Status::INVALID_FIELD),
         };
         let is_changeable = 1 << 2;
@@ -511,6 +551,8 @@ fn about<'a>(serial: &'a str, name: &'a str) -> About<'a> {
         admin_commands: DOORBELL_BUFFER,
         commands: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY,
         has_cache: true,
+        vendor: VENDOR,
+        has_effects_log: true,
     }
 }
 

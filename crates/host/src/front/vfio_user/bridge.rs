@@ -5,6 +5,8 @@
 //! consistent, so one of the two finds the other's store.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -12,9 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairq_core::{FlowId, Op};
+use serde::{Deserialize, Serialize};
 
 use crate::device::nvme::identify::{Counters, ERRORS, Error};
-use crate::device::nvme::spec::Status;
+use crate::device::nvme::spec::{PAGE, Status, register};
+use crate::front::guest_memory::{self, Guest, MapError, Plan};
 
 /// The most I/O queues of each kind of a controller.
 pub const QUEUES: usize = 64;
@@ -32,14 +36,29 @@ pub struct Bridge {
     has_failed: AtomicBool,
     has_resized: AtomicBool,
     caches_writes: AtomicBool,
-    /// The tails and heads that were written, of queue 0 first.
-    doorbells: Box<[AtomicU32]>,
+    /// A page with the tails and heads that were written, of queue 0 first.
+    doorbells: Guest,
+    /// The file of that page, which lies there as it does in BAR 0.
+    pub(super) page: File,
+    /// A client may have mapped the page, and then writes doorbells without a message.
+    is_mapped: AtomicBool,
     shards: Box<[OfShard]>,
     reads: AtomicU64,
     writes: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
     errors: Mutex<Errors>,
+}
+
+/// The state between two programs.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftBridge {
+    pub(super) has_failed: bool,
+    pub(super) has_resized: bool,
+    pub(super) caches_writes: bool,
+    pub(super) is_mapped: bool,
+    /// Reads, writes, bytes of each, errors.
+    pub(super) counts: [u64; 5],
 }
 
 #[derive(Default)]
@@ -60,8 +79,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A file with a page of doorbells, all of them 0.
+pub(super) fn doorbells() -> io::Result<File> {
+    guest_memory::sealed("vfio-user-doorbells", u64::from(register::DOORBELLS) + PAGE)
+}
+
 impl Bridge {
-    /// The state of a new session.
+    /// The state of a new session. `page` is the file of its doorbells.
     pub(super) fn new(
         name: String,
         flow: FlowId,
@@ -69,8 +93,10 @@ impl Bridge {
         bell: OwnedFd,
         size: u64,
         shards: usize,
-    ) -> Bridge {
-        Bridge {
+        page: File,
+    ) -> Result<Bridge, MapError> {
+        let plan = Plan { guest: 0, size: PAGE, user: 0, offset: register::DOORBELLS.into() };
+        Ok(Bridge {
             name,
             flow,
             stream,
@@ -79,14 +105,16 @@ impl Bridge {
             has_failed: AtomicBool::new(false),
             has_resized: AtomicBool::new(false),
             caches_writes: AtomicBool::new(true),
-            doorbells: (0..2 * (QUEUES + 1)).map(|_| AtomicU32::new(0)).collect(),
+            doorbells: Guest::map([(plan, page.try_clone()?)])?,
+            page,
+            is_mapped: AtomicBool::new(false),
             shards: (0..shards).map(|_| OfShard::default()).collect(),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             bytes_read: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),
             errors: Mutex::default(),
-        }
+        })
     }
 
     /// The disk's name.
@@ -131,7 +159,7 @@ impl Bridge {
     pub(super) fn reset(&self) {
         self.has_failed.store(false, Ordering::Relaxed);
         self.set_cache(true);
-        self.doorbells.iter().for_each(|doorbell| doorbell.store(0, Ordering::Relaxed));
+        (0..2 * (QUEUES + 1)).for_each(|place| self.ring(place, 0));
     }
 
     /// Notes that the size has changed, and wakes the session.
@@ -147,13 +175,55 @@ impl Bridge {
         self.has_resized.swap(false, Ordering::Relaxed)
     }
 
+    /// The state for the next program.
+    pub(super) fn left(&self) -> LeftBridge {
+        let Counters { reads, writes, bytes_read, bytes_written, errors } = self.counters();
+        LeftBridge {
+            has_failed: self.has_failed(),
+            has_resized: self.has_resized.load(Ordering::Relaxed),
+            caches_writes: self.caches_writes(),
+            is_mapped: self.is_mapped(),
+            counts: [reads, writes, bytes_read, bytes_written, errors],
+        }
+    }
+
+    /// Goes on with the state of the last program, whose log of errors is not kept.
+    pub(super) fn go_on(&self, left: &LeftBridge) {
+        self.has_failed.store(left.has_failed, Ordering::Relaxed);
+        self.set_cache(left.caches_writes);
+        if left.has_resized {
+            self.resized();
+        }
+        self.is_mapped.store(left.is_mapped, Ordering::Relaxed);
+        let counts = [&self.reads, &self.writes, &self.bytes_read, &self.bytes_written];
+        counts.iter().zip(left.counts).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        lock(&self.errors).count = left.counts[4];
+    }
+
     // Doorbells.
+
+    /// A doorbell, by its place from queue 0's tail on.
+    #[inline]
+    fn doorbell(&self, place: usize) -> Option<&AtomicU32> {
+        guest_memory::word(&self.doorbells, 4 * place as u64).ok()
+    }
 
     /// Stores a doorbell, by its place from queue 0's tail on.
     pub(super) fn ring(&self, place: usize, value: u32) {
-        if let Some(doorbell) = self.doorbells.get(place) {
+        if let Some(doorbell) = self.doorbell(place) {
             doorbell.store(value, Ordering::SeqCst);
         }
+    }
+
+    /// Notes that the client gets the page of doorbells.
+    pub(super) fn set_mapped(&self) {
+        self.is_mapped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether doorbells may be written without a message.
+    #[inline]
+    pub(super) fn is_mapped(&self) -> bool {
+        self.is_mapped.load(Ordering::Relaxed)
     }
 
     /// Whether the queues on a shard have to be kicked after a doorbell of theirs was stored.
@@ -167,14 +237,14 @@ impl Bridge {
     /// The tail doorbell of a submission queue.
     #[inline]
     pub(super) fn tail(&self, sqid: u16) -> u32 {
-        let doorbell = self.doorbells.get(2 * usize::from(sqid));
+        let doorbell = self.doorbell(2 * usize::from(sqid));
         doorbell.map_or(0, |doorbell| doorbell.load(Ordering::SeqCst))
     }
 
     /// The head doorbell of a completion queue.
     #[inline]
     pub(super) fn head(&self, cqid: u16) -> u32 {
-        let doorbell = self.doorbells.get(2 * usize::from(cqid) + 1);
+        let doorbell = self.doorbell(2 * usize::from(cqid) + 1);
         doorbell.map_or(0, |doorbell| doorbell.load(Ordering::SeqCst))
     }
 

@@ -9,20 +9,22 @@
 //! then no command can have data there. The reply to a removal comes when no command has memory of
 //! a generation with the region. A command's wait in the scheduler therefore delays the reply.
 //!
-//! **Doorbells** are writes of a region. A page of doorbells that the client maps would give no
-//! sign, and a server that may sleep would have to read it for ever. A guest that sends many
-//! commands spares the writes by shadow doorbells, which lie in its own memory.
+//! **Doorbells** are writes of a region, or words of a page that the client maps. The page gives no
+//! sign, so a server that sleeps has to read it from time to time; it is offered to a client that
+//! would wait for a reply to each of its writes. Others announce `write_multiple` and post theirs.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::device::nvme::spec::register;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::{FILES, is_eventfd};
 use crate::front::vfio_user::bridge::Bridge;
@@ -40,6 +42,19 @@ const REGION_COUNT: u32 = 9;
 /// Kinds of interrupts: INTx, MSI, MSI-X, error, request.
 const MSIX: u32 = 2;
 const IRQ_COUNT: u32 = 5;
+
+/// Flags of a region.
+const ACCESSIBLE: u32 = 3;
+const MAPPABLE: u32 = 1 << 2;
+const HAS_CAPABILITIES: u32 = 1 << 3;
+/// Bytes of a region's description, and of that with one area that can be mapped.
+const REGION_INFO: u32 = 32;
+const SPARSE_INFO: u32 = REGION_INFO + 32;
+
+/// The session's thread reads the admin queue's doorbell in a mapped page at least this often after
+/// a command, and half as often after each time without one.
+const FIRST_NAP: Duration = Duration::from_micros(50);
+const LAST_NAP: Duration = Duration::from_millis(10);
 
 /// Flags of DMA_MAP and DMA_UNMAP.
 const WRITEABLE: u32 = 2;
@@ -100,11 +115,13 @@ pub(super) fn run(bridge: &Bridge, session: &Mutex<Session>) {
 }
 
 fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
+    let (mut nap, mut naps) = (FIRST_NAP, bridge.is_mapped());
     loop {
+        let timeout = Timespec::try_from(nap).ok().filter(|_| naps);
         let [socket, bell] = {
             let stream = PollFd::new(&bridge.stream, PollFlags::IN);
             let mut fds = [stream, PollFd::new(&bridge.bell, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, timeout.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
                 result => result.map_err(io::Error::from)?,
             };
@@ -118,6 +135,9 @@ fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
             let Some(mut command) = framing::receive(&bridge.stream)? else { return Ok(()) };
             session.answer(&mut command)?;
         }
+        naps = bridge.is_mapped() && session.admin.is_some();
+        let is_used = naps && !bridge.has_failed() && session.administer() || socket;
+        nap = if is_used { FIRST_NAP } else { (2 * nap).min(LAST_NAP) };
     }
 }
 
@@ -139,7 +159,16 @@ impl Session {
     fn answer(&mut self, command: &mut Command) -> Result<(), End> {
         let stream = self.bridge.clone();
         match self.handle(command) {
-            Ok(body) => framing::reply(&stream.stream, command, &body, &[])?,
+            Ok(body) => {
+                let is_region = command.number == command::GET_REGION_INFO;
+                let has_page = is_region && body.len() == SPARSE_INFO as usize;
+                if has_page {
+                    self.bridge.set_mapped();
+                }
+                let page = [stream.page.as_fd()];
+                let files = if has_page { &page[..] } else { &[] };
+                framing::reply(&stream.stream, command, &body, files)?;
+            }
             Err(refusal) => {
                 let (number, disk) = (command.number, self.bridge.name());
                 tracing::debug!(disk, command = number, %refusal, "refused");
@@ -161,7 +190,7 @@ impl Session {
                 let (can_reset, is_pci) = (1, 2);
                 fields(request, 16, [16, can_reset | is_pci, REGION_COUNT, IRQ_COUNT])
             }
-            command::GET_REGION_INFO => region_info(request),
+            command::GET_REGION_INFO => region_info(request, self.offers_page),
             command::GET_REGION_IO_FDS => {
                 let (flags, index) = (request.word(4), request.word(8));
                 if flags != 0 || index >= REGION_COUNT {
@@ -192,6 +221,7 @@ impl Session {
                 self.reset();
                 Ok(Vec::new())
             }
+            command::DEVICE_FEATURE => Err(device_feature(request)),
             _ => Err(Refusal::Because("not supported", libc::EOPNOTSUPP)),
         }
     }
@@ -216,9 +246,11 @@ impl Session {
             "max_dma_maps": REGIONS,
             "pgsizes": PAGE,
         });
-        if proposed["capabilities"]["write_multiple"] == json!(true) {
+        let posts_writes = proposed["capabilities"]["write_multiple"] == json!(true);
+        if posts_writes {
             capabilities["write_multiple"] = json!(true);
         }
+        self.offers_page = !posts_writes;
         self.is_open = true;
         let text = json!({ "capabilities": capabilities }).to_string();
         Ok([&[0; 4], text.as_bytes(), &[0]].concat())
@@ -418,13 +450,41 @@ fn fields<const N: usize>(
     Ok(fields.map(u32::to_ne_bytes).concat())
 }
 
-fn region_info(request: &Command) -> Result<Vec<u8>, Refusal> {
-    let (index, is_readable_and_writable) = (request.word(8), 3);
+/// The refusal of a feature: this controller has none of them, neither migration nor a log of the
+/// memory that it writes. Clients take this errno for that, as from the kernel's VFIO.
+fn device_feature(request: &Command) -> Refusal {
+    let (least, flags) = (request.word(0) as usize, request.word(4));
+    let (get, set, probe) = (1 << 16, 1 << 17, 1 << 18);
+    let does = |what: u32| flags & what != 0;
+    let is_one = does(probe) || does(get) != does(set);
+    match request.has(8) && least >= 8 && is_one && flags >> 19 == 0 {
+        true => Refusal::Because("no such feature", libc::ENOTTY),
+        false => invalid("a feature is probed, or it is got or set"),
+    }
+}
+
+fn region_info(request: &Command, offers_page: bool) -> Result<Vec<u8>, Refusal> {
+    let index = request.word(8);
     let (flags, size) = match index {
-        BAR_0 => (is_readable_and_writable, pci_config::BAR as u32),
-        CONFIG => (is_readable_and_writable, pci_config::BYTES as u32),
+        BAR_0 if offers_page => (ACCESSIBLE | MAPPABLE | HAS_CAPABILITIES, pci_config::BAR as u32),
+        BAR_0 => (ACCESSIBLE, pci_config::BAR as u32),
+        CONFIG => (ACCESSIBLE, pci_config::BYTES as u32),
         _ if index < REGION_COUNT => (0, 0),
         _ => return Err(invalid("no such region")),
     };
-    fields(request, 32, [32, flags, index, 0, size, 0, 0, 0])
+    let length = if flags & MAPPABLE == 0 { REGION_INFO } else { SPARSE_INFO };
+    if request.word(0) < length {
+        // The client repeats its request with as much room as it finds here.
+        return fields(request, REGION_INFO as usize, [length, flags, index, 0, size, 0, 0, 0]);
+    }
+    let has_areas = length == SPARSE_INFO;
+    let first = if has_areas { REGION_INFO } else { 0 };
+    let mut info = fields(request, 0, [length, flags, index, first, size, 0, 0, 0])?;
+    if has_areas {
+        // A capability (number 1, version 1, the last one) with one area: offset and size.
+        let (head, areas) = (1 | 1 << 16, 1);
+        let capability = [head, 0, areas, 0, register::DOORBELLS, 0, PAGE as u32, 0];
+        info.extend_from_slice(capability.map(u32::to_ne_bytes).as_flattened());
+    }
+    Ok(info)
 }

@@ -38,6 +38,7 @@ pub mod command {
     pub const REGION_WRITE: u16 = 10;
     pub const RESET: u16 = 13;
     pub const REGION_WRITE_MULTI: u16 = 15;
+    pub const DEVICE_FEATURE: u16 = 16;
 }
 
 /// The reason why a conversation ends.

@@ -16,6 +16,7 @@
 //! | `pci_config` | the PCI configuration space |
 //! | `nvme_registers` | registers and doorbells, enabling and disabling |
 //! | `admin_queue` | admin commands |
+//! | `left_controller` | a controller between two programs |
 //! | `decode` | I/O commands, checked |
 //! | `queue_group` | the I/O queues of a controller on a shard |
 //! | `queue_groups` | the front end of a shard |
@@ -31,6 +32,7 @@ pub mod controllers;
 mod decode;
 mod dialogue;
 pub mod framing;
+pub mod left_controller;
 mod nvme_registers;
 pub mod pci_config;
 pub mod queue_group;

@@ -5,15 +5,15 @@
 //! (`CSTS.CFS`) if its configuration makes no sense or if its guest breaks a rule of its queues,
 //! until it is disabled.
 
-use fairq_device::Mechanism;
-
 use crate::device::nvme::spec::{
     CAP_WRR, CC_ENABLE, CSTS_FATAL, CSTS_READY, CSTS_SHUTDOWN_COMPLETE, PAGE, register,
 };
+use crate::front::vfio_user::bridge::QUEUES;
 use crate::front::vfio_user::controller_state::{AdminQueue, ENTRIES, Registers, Session, VERSION};
 use crate::front::vfio_user::pci_config::MSIX_TABLE;
-use crate::front::vfio_user::queue_group::GuestRing;
+use crate::front::vfio_user::queue_group::{Fault, GuestRing, Which};
 use crate::front::vfio_user::queue_groups::Message;
+use crate::observe::log_limit::STRANGERS;
 
 /// CC.SHN: a shutdown begins.
 const CC_SHUTDOWN: u32 = 3 << 14;
@@ -22,13 +22,19 @@ const REGISTERS: usize = 0x38;
 const DOORBELLS: usize = register::DOORBELLS as usize;
 const TABLE: usize = MSIX_TABLE as usize;
 
-/// CAP: queues in one piece, weighted round robin, 10 s for changes of CC.EN, the NVM command set.
-fn capabilities() -> u64 {
-    let (contiguous, ten_seconds, nvm_command_set) = (1 << 16, 20 << 24, 1 << 37);
-    u64::from(ENTRIES - 1) | contiguous | CAP_WRR | ten_seconds | nvm_command_set
-}
-
 impl Session {
+    fn has_wrr(&self) -> bool {
+        self.whole.is_none_or(|whole| whole.has_wrr)
+    }
+
+    /// CAP: queues in one piece, weighted round robin, 10 s for changes of CC.EN, the NVM command
+    /// set.
+    fn capabilities(&self) -> u64 {
+        let (contiguous, ten_seconds, nvm_command_set) = (1 << 16, 20 << 24, 1 << 37);
+        let wrr = if self.has_wrr() { CAP_WRR } else { 0 };
+        u64::from(ENTRIES - 1) | contiguous | wrr | ten_seconds | nvm_command_set
+    }
+
     /// Reads bytes of BAR 0.
     pub(super) fn read_bar(&self, at: usize, bytes: &mut [u8]) {
         let registers = &self.registers;
@@ -36,7 +42,7 @@ impl Session {
         let mut set = |at: u32, field: &[u8]| {
             image[at as usize..][..field.len()].copy_from_slice(field);
         };
-        set(register::CAP, &capabilities().to_le_bytes());
+        set(register::CAP, &self.capabilities().to_le_bytes());
         set(register::VS, &VERSION.to_le_bytes());
         set(register::INTMS, &registers.interrupt_mask.to_le_bytes());
         set(register::INTMC, &registers.interrupt_mask.to_le_bytes());
@@ -108,9 +114,9 @@ impl Session {
     fn enable(&mut self) {
         let Registers { cc, aqa, asq, acq, .. } = self.registers;
         self.bridge.reset();
-        let mechanism = match cc >> 11 & 7 {
-            0 => Some(Mechanism::RoundRobin),
-            1 => Some(Mechanism::Weighted),
+        let is_weighted = match cc >> 11 & 7 {
+            0 => Some(false),
+            1 if self.has_wrr() => Some(true),
             _ => None,
         };
         let is_supported = cc >> 4 & 7 == 0 && cc >> 7 & 0xf == 0;
@@ -118,9 +124,10 @@ impl Session {
             .map(|(address, size)| GuestRing { address, size: (size & 0xfff) as u16 + 1 });
         let are_queues =
             [sq, cq].iter().all(|ring| ring.size >= 2 && ring.address.is_multiple_of(PAGE));
-        match mechanism {
-            Some(mechanism) if is_supported && are_queues => {
-                self.admin = Some(AdminQueue::new(sq, cq, mechanism));
+        match is_weighted {
+            Some(is_weighted) if is_supported && are_queues => {
+                let most = self.whole.map_or(QUEUES as u16, |whole| whole.queues);
+                self.admin = Some(AdminQueue::new(sq, cq, is_weighted, most));
             }
             _ => self.bridge.fail(),
         }
@@ -133,18 +140,35 @@ impl Session {
         self.bridge.reset();
     }
 
-    /// A doorbell is rung, by its place from the admin queue's tail on.
+    /// A doorbell is rung, by its place from the admin queue's tail on. One of a queue that is not
+    /// there has no effect.
     fn ring(&mut self, place: usize, value: u32) {
-        self.bridge.ring(place, value);
         let (id, is_head) = (place / 2, !place.is_multiple_of(2));
-        if id == 0 {
-            return self.administer();
-        }
         let Some(admin) = &self.admin else { return };
-        if let Some(shard) = admin.shard_of(id as u16, is_head)
-            && self.bridge.wants_kick(shard, is_head)
-        {
+        if id == 0 {
+            self.bridge.ring(place, value);
+            self.administer();
+            return;
+        }
+        let Some((shard, size)) = admin.place_of(id, is_head) else { return };
+        if value >= size.into() {
+            let which = if is_head { Which::Completion } else { Which::Submission };
+            return self.fail(&Fault::Doorbell(which(id as u16), value));
+        }
+        self.bridge.ring(place, value);
+        if self.bridge.wants_kick(shard, is_head) {
             (self.send)(shard, Message::Kick { session: self.number });
         }
+    }
+
+    /// The controller fails, until its guest resets it.
+    pub(super) fn fail(&self, fault: &Fault) {
+        if STRANGERS.allows() {
+            tracing::warn!(
+                disk = self.bridge.name(), %fault,
+                "a guest breaks the rules of NVMe: its controller has failed until it is reset"
+            );
+        }
+        self.bridge.fail();
     }
 }

@@ -13,8 +13,8 @@ pub const MSIX_TABLE: u32 = 0x2000;
 /// Where the pending bits begin in BAR 0.
 pub const MSIX_PENDING: u32 = 0x3000;
 
-/// The vendor, a number that the PCI-SIG has assigned to nobody.
-const VENDOR: u16 = 0xfa12;
+/// The vendor: a number that the PCI-SIG has not assigned.
+pub const VENDOR: u16 = 0xfa12;
 const DEVICE: u16 = 0x0001;
 /// Mass storage, non-volatile memory, NVM Express I/O controller.
 const CLASS: [u8; 3] = [0x02, 0x08, 0x01];
@@ -64,6 +64,11 @@ impl PciConfig {
 
     fn allow(&mut self, at: usize, bits: &[u8]) {
         self.writable[at..at + bits.len()].copy_from_slice(bits);
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The bytes from `at` on.

@@ -15,8 +15,10 @@ use fairq_device::Arbitration;
 
 use crate::device::Device;
 use crate::front::guest_memory::Guest;
-use crate::front::vfio_user::queue_group::{NewCq, NewGroup, NewSq, QueueGroup, signal};
-use crate::front::vhost::vrings::Poll;
+use crate::front::vfio_user::queue_group::{
+    LeftQueues, NewCq, NewGroup, NewSq, QueueGroup, signal,
+};
+use crate::front::vhost::vrings::{Poll, STAGED};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
 use crate::shard::spin::Patience;
@@ -102,6 +104,13 @@ pub enum Message {
         /// Dropped at the end.
         reply: Sender<()>,
     },
+    /// Send the state of the session's queues for the next program; the shard stands still.
+    Leave {
+        /// The session.
+        session: u32,
+        /// Gets the state, if there are queues.
+        reply: Sender<LeftQueues>,
+    },
     /// A doorbell was rung while the session's group slept.
     Kick {
         /// The session.
@@ -121,6 +130,37 @@ pub enum Message {
     },
 }
 
+/// The first and the longest nap, in nanoseconds: the time after which a shard that has nothing to
+/// do reads doorbells which a client writes without a message.
+const FIRST_NAP_NS: u64 = 50_000;
+const LAST_NAP_NS: u64 = 1_000_000;
+
+/// The naps of a shard. Each that no command ends is followed by one of twice the length.
+struct Naps {
+    /// The time of the shard's turn.
+    now_ns: u64,
+    length_ns: u64,
+    end_ns: Option<u64>,
+}
+
+impl Naps {
+    fn end(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.end_ns.take().is_some_and(|end_ns| now_ns >= end_ns) {
+            self.length_ns = (2 * self.length_ns).min(LAST_NAP_NS);
+        }
+    }
+
+    /// A command has come.
+    fn are_used(&mut self) {
+        (self.length_ns, self.end_ns) = (FIRST_NAP_NS, None);
+    }
+
+    fn begin(&mut self) {
+        self.end_ns = Some(self.now_ns + self.length_ns);
+    }
+}
+
 /// The groups of one shard.
 pub struct VfioUserFront {
     groups: Vec<Option<Box<QueueGroup>>>,
@@ -132,6 +172,7 @@ pub struct VfioUserFront {
     weights: Arc<Weights>,
     poll: Poll,
     patience: Patience,
+    naps: Naps,
     is_stopping: bool,
 }
 
@@ -146,6 +187,7 @@ impl VfioUserFront {
             weights,
             poll,
             patience: Patience::default(),
+            naps: Naps { now_ns: 0, length_ns: FIRST_NAP_NS, end_ns: None },
             is_stopping: false,
         }
     }
@@ -277,6 +319,11 @@ impl Front for VfioUserFront {
                     group.set_vector(ring, vector, call.as_ref());
                 }
             }
+            Message::Leave { session, reply } => {
+                if let Some(group) = self.of(session) {
+                    let _ = reply.send(group.left());
+                }
+            }
             Message::Kick { session } => self.awake_of(session),
             Message::Signal { call } => {
                 signal(ring, Some(&call));
@@ -340,6 +387,9 @@ impl Front for VfioUserFront {
             if let Some(group) = self.groups[usize::from(index)].as_mut()
                 && group.wants_turn()
             {
+                if group.naps() {
+                    self.naps.are_used();
+                }
                 self.turns.push(group.tenant(), index.into());
             }
         }
@@ -347,7 +397,7 @@ impl Front for VfioUserFront {
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
             // A policy that stages has room for all, and orders them itself.
-            let most = if P::IS_DIRECT { orders } else { u32::MAX };
+            let most = if P::IS_DIRECT { orders } else { STAGED };
             let turn = match self.group(connection as usize) {
                 None => (0, false),
                 Some(group) => group.take_turn(now_ns, ring, path, most),
@@ -368,7 +418,8 @@ impl Front for VfioUserFront {
         self.change(index);
     }
 
-    fn flush(&mut self, _now_ns: u64, ring: &mut Ring) -> bool {
+    fn flush(&mut self, now_ns: u64, ring: &mut Ring) -> bool {
+        self.naps.end(now_ns);
         let mut changed = std::mem::take(&mut self.changed);
         for index in changed.drain(..) {
             let Some(group) = self.group(index.into()) else { continue };
@@ -388,10 +439,14 @@ impl Front for VfioUserFront {
         self.change_all();
     }
 
+    fn deadline_ns(&self) -> Option<u64> {
+        self.naps.end_ns
+    }
+
     fn polls_ns(&mut self) -> u64 {
         let can_come = |index: &u16| {
             let group = self.groups[usize::from(*index)].as_ref();
-            group.is_some_and(|group| group.takes_more())
+            group.is_some_and(|group| group.is_polled())
         };
         match self.poll {
             Poll::Never => 0,
@@ -418,17 +473,22 @@ impl Front for VfioUserFront {
     }
 
     fn rest(&mut self) -> bool {
-        let (mut may_sleep, groups, poll) = (true, &mut self.groups, self.poll);
+        let (mut may_sleep, mut naps) = (true, false);
+        let (groups, poll) = (&mut self.groups, self.poll);
         self.awake.retain(|&index| {
             let Some(group) = groups[usize::from(index)].as_mut() else { return false };
             // One that waits for room goes on with a completion, and needs no kick.
             if group.is_blocked() {
+                may_sleep &= !group.is_cut_short();
                 return true;
             }
-            let is_awake = !group.sleep();
-            may_sleep &= !is_awake;
-            is_awake
+            may_sleep &= group.sleep();
+            naps |= group.naps();
+            group.is_awake()
         });
+        if naps {
+            self.naps.begin();
+        }
         may_sleep && (poll != Poll::Always || self.groups.iter().all(Option::is_none))
     }
 

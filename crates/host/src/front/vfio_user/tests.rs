@@ -12,18 +12,21 @@ use std::time::{Duration, Instant};
 
 use fairq_core::none::NonePolicy;
 use fairq_core::{FlowId, Native, Policy, Weight};
+use fairq_device::{Profile, State};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::controllers::Controllers;
+use super::controllers::{Controllers, Send};
 use super::framing::command;
 use super::pci_config::BAR;
 use super::queue_groups::VfioUserFront;
+use crate::device::any::{AnyDevice, DeviceSpec};
 use crate::device::nvme::queue::{CqEntries, CqHead, SqEntries, SqTail};
 use crate::device::nvme::spec::{
-    CC_ENABLE, CC_ENTRY_SIZES, CC_WRR, CSTS_FATAL, CSTS_READY, Cqe, NSID_ALL, PAGE, Sqe, Status,
-    admin, feature, log, nvm, register,
+    CC_ENABLE, CC_ENTRY_SIZES, CSTS_FATAL, CSTS_READY, Cqe, NSID_ALL, PAGE, Sqe, Status, admin,
+    feature, log, nvm, register,
 };
-use crate::device::ram::RamDevice;
+use crate::device::nvme_soft::{BackingSpec, NvmeSoftSpec, Poller, Timing};
+use crate::device::{ControllerLimits, Device};
 use crate::front::attach::{Attachment, Disk, Places};
 use crate::front::guest_memory::tests::file;
 use crate::front::guest_memory::{self, Guest, Plan};
@@ -34,6 +37,10 @@ use crate::shard::pool::{Shards, policy_loops};
 use crate::shard::shared::Common;
 use crate::shard::volume::Volume;
 use crate::shard::{Message, Notice};
+
+mod arbitration;
+mod other_drivers;
+mod resumed;
 
 const DISK: u64 = 8 << 20;
 const MEMORY: u64 = 8 << 20;
@@ -48,52 +55,79 @@ const ADMIN_ENTRIES: u16 = 16;
 const TAGS: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Shards with a disk in memory.
+/// Shards with a device.
 struct Host {
-    shards: Arc<Mutex<Option<Shards<RamDevice, VfioUserFront>>>>,
+    shards: Arc<Mutex<Option<Shards<AnyDevice, VfioUserFront>>>>,
     controllers: Controllers,
     places: Arc<Places>,
     flow: FlowId,
     count: usize,
+    whole: Option<ControllerLimits>,
 }
 
 impl Host {
     fn start(count: usize, poll: Poll) -> Host {
+        Host::of(count, poll, &DeviceSpec::Ram { size: DISK }, |_| None)
+    }
+
+    /// A controller over the whole of a device.
+    fn whole(spec: NvmeSoftSpec) -> Host {
+        let spec = DeviceSpec::NvmeSoft(Box::new(spec));
+        Host::of(1, Poll::Auto, &spec, |device| Some(device.controller_limits()))
+    }
+
+    fn of(
+        count: usize,
+        poll: Poll,
+        device: &DeviceSpec,
+        whole: impl Fn(&AnyDevice) -> Option<ControllerLimits>,
+    ) -> Host {
         let (policy, ports) = NonePolicy::<Native>::new(count, 2, TAGS).unwrap();
         let flow = policy.add_flow(Weight::DEFAULT).unwrap();
-        let device = Arc::new(RamDevice::new(DISK).unwrap());
+        let device = Arc::new(device.open().unwrap());
+        let whole = whole(&device);
         let common = Common::new(device, Arc::new(Wakers::new(count).unwrap()), TAGS, 2);
         let front = |_| Ok(VfioUserFront::new(poll, common.weights.clone()));
         let shards = Shards::start(policy_loops(ports), &common, &[], front).unwrap();
         let shards = Arc::new(Mutex::new(Some(shards)));
         let places = Arc::new(Places::new(count, 4));
-        Host { shards, controllers: Controllers::default(), places, flow, count }
+        Host { shards, controllers: Controllers::default(), places, flow, count, whole }
     }
 
     fn connect(&self, read_only: bool) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
+        let (disk, send, place) = self.parts(read_only);
+        self.controllers.spawn(theirs, disk, self.count, send, place).unwrap();
+        ours
+    }
+
+    /// The disk, the way to the shards, and the place of a guest.
+    fn parts(&self, read_only: bool) -> (Disk, Send, Arc<Attachment>) {
         let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, DISK);
         let volume = Volume { tenant, flow, file, base, size, read_only, block: 512 };
-        let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 65536 };
+        let (name, whole) = ("db".into(), self.whole);
+        let disk = Disk { name, volume, block: 4096, preferred: 65536, whole };
         let shards = self.shards.clone();
         let send = move |shard, message| {
             if let Some(shards) = &*shards.lock().unwrap() {
                 shards.send(shard, Message::Front(message));
             }
         };
-        let place = Attachment::new(self.places.clone());
-        self.controllers.spawn(theirs, disk, self.count, Arc::new(send), place).unwrap();
-        ours
+        (disk, Arc::new(send), Attachment::new(self.places.clone()))
     }
 
     fn boot(&self) -> Machine {
         Machine::boot(self.connect(false), 0)
     }
 
-    fn notify(&self, notice: Notice) {
+    fn send(&self, message: impl Fn() -> Message<AnyDevice, VfioUserFront>) {
         let shards = self.shards.lock().unwrap();
         let shards = shards.as_ref().unwrap();
-        (0..self.count).for_each(|shard| shards.send(shard, Message::Notice(notice)));
+        (0..self.count).for_each(|shard| shards.send(shard, message()));
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.send(|| Message::Notice(notice));
     }
 
     fn stop(&self) {
@@ -199,20 +233,27 @@ struct Machine {
     free: u64,
     /// Doorbells are in memory.
     shadow: bool,
+    /// The mapped page of doorbells.
+    page: Option<Guest>,
     mechanism: u32,
 }
 
 impl Machine {
     fn boot(stream: UnixStream, mechanism: u32) -> Machine {
+        let mut client = Client(stream);
+        client.version();
+        Machine::start(client, mechanism, None)
+    }
+
+    fn start(mut client: Client, mechanism: u32, page: Option<Guest>) -> Machine {
         let file = file(MEMORY);
         let plan = Plan { guest: BUS, size: MEMORY, user: BUS, offset: 0 };
         let memory = Guest::map([(plan, file.try_clone().unwrap())]).unwrap();
-        let mut client = Client(stream);
-        client.version();
         client.map(BUS, MEMORY, 0, Some(&file)).unwrap();
         let admin = pair(&memory, 0, ADMIN_SQ, ADMIN_CQ, ADMIN_ENTRIES);
         let (pairs, free, shadow) = (Vec::new(), QUEUES, false);
-        let mut machine = Machine { client, memory, file, admin, pairs, free, shadow, mechanism };
+        let mut machine =
+            Machine { client, memory, file, admin, pairs, free, shadow, page, mechanism };
         machine.enable();
         assert_eq!(machine.client.register(register::CSTS), CSTS_READY);
         machine
@@ -230,10 +271,18 @@ impl Machine {
 
     fn admin(&mut self, sqe: Sqe) -> Cqe {
         let tail = self.admin.sq.push(&sqe);
-        self.client.set(register::DOORBELLS, tail.into());
-        // It is carried out before the reply.
-        let cqe = self.admin.cq.pop().expect("a completion");
-        self.client.set(register::DOORBELLS + 4, self.admin.cq.head().into());
+        self.write_doorbell(0, tail);
+        let since = Instant::now();
+        let cqe = loop {
+            let cqe = self.admin.cq.pop();
+            // It is carried out before the reply to a write.
+            assert!(cqe.is_some() || self.page.is_some() && since.elapsed() < PATIENCE);
+            if let Some(cqe) = cqe {
+                break cqe;
+            }
+            std::thread::yield_now();
+        };
+        self.write_doorbell(1, self.admin.cq.head());
         assert_eq!((cqe.cid, cqe.sqid), (sqe.cid, 0));
         cqe
     }
@@ -279,7 +328,17 @@ impl Machine {
                 return;
             }
         }
-        self.client.set(register::DOORBELLS + 4 * place, value.into());
+        self.write_doorbell(place, value);
+    }
+
+    fn write_doorbell(&mut self, place: u32, value: u16) {
+        match &self.page {
+            Some(page) => {
+                let doorbell = guest_memory::word(page, 4 * u64::from(place)).unwrap();
+                doorbell.store(value.into(), Ordering::Release);
+            }
+            None => self.client.set(register::DOORBELLS + 4 * place, value.into()),
+        }
     }
 
     fn push(&mut self, pair: usize, sqe: Sqe) {
@@ -369,7 +428,12 @@ fn a_client_finds_a_pci_device_with_an_nvme_controller() {
     assert_eq!(client.words(command::GET_REGION_IO_FDS, [16, 0, 0, 0]).unwrap(), [16, 0, 0, 0]);
     assert_eq!(client.words(command::GET_IRQ_INFO, [16, 0, 2, 0]).unwrap(), [16, 1, 2, 65]);
     assert_eq!(client.words(command::GET_IRQ_INFO, [16, 0, 0, 0]).unwrap()[3], 0);
-    assert_eq!(client.words(16, [8, 0]), Err(libc::EOPNOTSUPP), "no device features");
+    for (flags, errno) in
+        [(1 << 18 | 1, libc::ENOTTY), (1 << 16 | 2, libc::ENOTTY), (1, libc::EINVAL)]
+    {
+        assert_eq!(client.words(command::DEVICE_FEATURE, [8, flags]), Err(errno), "{flags:x}");
+    }
+    assert_eq!(client.words(17, [8, 0]), Err(libc::EOPNOTSUPP), "no migration");
     assert_eq!(client.read(7, 9, 3).unwrap(), [0x02, 0x08, 0x01]);
     for (region, offset, count) in [(7, 255, 2), (0, BAR - 1, 2), (1, 0, 1), (0, u64::MAX, 4)] {
         assert_eq!(client.read(region, offset, count), Err(libc::EINVAL));
@@ -404,6 +468,8 @@ fn the_controller_describes_itself_and_keeps_its_features() {
     assert_eq!(machine.admin(identify(1, 0)).status, Status::SUCCESS);
     let data = machine.bytes(DATA, 4096);
     assert_eq!((&data[4..7], data[512], data[513], data[77]), (&b"db "[..], 0x66, 0x44, 8));
+    assert_eq!(data[..2], machine.client.read(7, 0, 2).unwrap(), "the vendor");
+    assert_eq!(data[261] & 2, 2, "a log of effects");
     assert_eq!(machine.admin(identify(0, 1)).status, Status::SUCCESS);
     let data = machine.bytes(DATA, 4096);
     assert_eq!((data[..8].to_vec(), data[130]), ((DISK / 512).to_le_bytes().to_vec(), 9));
@@ -671,12 +737,30 @@ fn strangers_hurt_only_themselves() {
     let host = Host::start(1, Poll::Auto);
     let mut good = host.boot();
     assert_eq!(good.create(8, 0, 0), Status::SUCCESS);
-    // Doorbells that cannot be, of queues that are not there.
-    for (place, value) in
-        [(0, 999), (1, 999), (2, 0xffff), (3, 0xffff), (40, 1), (131, 1), (500, 1)]
-    {
+    // Doorbells of queues that are not there.
+    for (place, value) in [(40, 1), (131, 1), (500, 1)] {
         good.client.set(register::DOORBELLS + 4 * place, value);
     }
+    // Values that a queue cannot have, in a register and in a shadow doorbell.
+    let mut odd = host.boot();
+    let fails = |odd: &mut Machine, place: u32, value: u32| {
+        odd.client.set(register::DOORBELLS + 4 * place, value);
+        let since = Instant::now();
+        while odd.client.register(register::CSTS) & CSTS_FATAL == 0 {
+            assert!(since.elapsed() < PATIENCE, "doorbell {place}: {value}");
+        }
+        odd.client.set(register::CC, 0);
+        odd.enable();
+        assert_eq!(odd.create(8, 0, 0), Status::SUCCESS);
+    };
+    assert_eq!(odd.create(8, 0, 0), Status::SUCCESS);
+    for (place, value) in [(0, 999), (1, 999), (1, 5), (2, 8), (2, 0xffff_ffff), (3, 0xffff)] {
+        fails(&mut odd, place, value);
+    }
+    odd.use_shadow();
+    odd.set_shadow(2, 77);
+    fails(&mut odd, 2, 1);
+    assert_eq!(odd.io(transfer(nvm::READ, 1, 0, 1, DATA)), Status::SUCCESS);
     assert_eq!(good.io(transfer(nvm::READ, 1, 0, 1, DATA)), Status::SUCCESS);
     // A client that goes in the middle of a message, and one that goes under load.
     let mut half = Client(host.connect(false));
@@ -702,62 +786,5 @@ fn strangers_hurt_only_themselves() {
     // The tenant is removed: the session ends.
     host.notify(Notice::Detach { flow: host.flow, cut_off: false });
     assert_eq!(good.client.0.read(&mut [0]).unwrap_or(0), 0);
-    host.stop();
-}
-
-/// Commands of three classes, all there before the first is fetched: they are carried out in the
-/// order of weighted round robin, as one completion queue shows; the ones that end together, at
-/// most a batch of the shard, are answered in any order.
-#[test]
-fn queues_have_classes_if_the_guest_wants_that() {
-    let host = Host::start(2, Poll::Never);
-    let mut machine = Machine::boot(host.connect(false), CC_WRR);
-    machine.use_shadow();
-    let (opcode, cdw10) = (admin::SET_FEATURES, feature::ARBITRATION.into());
-    let weights = Sqe { opcode, cdw10, cdw11: 8 << 24 | 2 << 16 | 7, ..Sqe::default() };
-    assert_eq!(machine.admin(weights).status, Status::SUCCESS);
-    assert_eq!(machine.create(1024, 0, 1), Status::SUCCESS);
-    for (id, qprio) in [(2, 2), (3, 3)] {
-        let at = machine.free;
-        machine.free += 16 << 10;
-        let (opcode, cdw10) = (admin::CREATE_SQ, 255 << 16 | id);
-        let cdw11 = 1 << 16 | qprio << 1 | 1;
-        let create = Sqe { opcode, cdw10, cdw11, data: [at, 0], ..Sqe::default() };
-        assert_eq!(machine.admin(create).status, Status::SUCCESS);
-        // Its completions go to the first one's queue; this place for them stays empty.
-        machine.pairs.push(pair(&machine.memory, id as u16, at, at + (8 << 20) / 4, 256));
-    }
-    // The group sleeps: it has written its event indexes, and has taken a message after that.
-    let event = |machine: &Machine| PAGES + PAGE + 4 * 2 * machine.pairs.len() as u64;
-    machine.word(event(&machine)).store(99, Ordering::SeqCst);
-    machine.client.set(register::DOORBELLS + 8, 0);
-    let since = Instant::now();
-    while machine.word(event(&machine)).load(Ordering::SeqCst) != 0 {
-        assert!(since.elapsed() < PATIENCE, "the group does not sleep");
-        std::thread::yield_now();
-    }
-    assert_eq!(machine.admin(weights).status, Status::SUCCESS);
-    let commands = 255;
-    for place in 0..3 {
-        let tails = (0..commands)
-            .map(|cid| machine.pairs[place].sq.push(&transfer(nvm::READ, cid, 0, 1, DATA)));
-        let tail = tails.last().unwrap();
-        machine.set_shadow(2 * (place as u32 + 1), tail);
-    }
-    // One write wakes the group, which finds all tails.
-    machine.client.set(register::DOORBELLS + 8, commands.into());
-    let mut fetched = [0u32; 3];
-    for turn in 1..=3 * u32::from(commands) {
-        let cqe = machine.pop(0);
-        assert_eq!(cqe.status, Status::SUCCESS);
-        fetched[usize::from(cqe.sqid) - 1] += 1;
-        if turn <= 13 * 28 {
-            for (fetched, share) in fetched.iter().zip([9, 3, 1]) {
-                assert!(fetched.abs_diff(share * turn / 13) <= 12, "{fetched} of {turn}");
-            }
-        }
-    }
-    assert_eq!(fetched, [255; 3]);
-    drop(machine);
     host.stop();
 }

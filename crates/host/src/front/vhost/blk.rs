@@ -1,7 +1,7 @@
-//! virtio-blk: the request that a chain of descriptors is, and the device's configuration.
+//! virtio-blk: parses the request in a chain of descriptors, and builds the device's configuration.
 //!
-//! A request's readable memory begins with a header of 16 bytes (operation, sector), wherever its
-//! descriptors end; the data of a write or the ranges of a discard follow. Its writable memory is
+//! A request's readable memory begins with a header of 16 bytes (operation, sector), which may span
+//! descriptors; the data of a write or the ranges of a discard follow. Its writable memory holds
 //! the data of a read, and ends with a byte for the status.
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +15,8 @@ use crate::io::memory::Memory;
 
 /// Bytes of a sector, the unit of addresses.
 pub const SECTOR: u64 = 512;
-/// The most descriptors of data in one request: with header and status, a queue of 128.
+/// The largest number of data descriptors in one request. With header and status they fill a queue
+/// of 128.
 pub const SEGMENTS: u32 = 126;
 /// The most bytes of one descriptor of data.
 pub const SEGMENT_BYTES: u32 = 4 << 20;
@@ -23,15 +24,15 @@ pub const SEGMENT_BYTES: u32 = 4 << 20;
 pub const RANGE_SECTORS: u32 = 1 << 22;
 /// Bytes of the device's configuration.
 pub const CONFIG: usize = 96;
-/// Where the guest may write in it: whether the device caches writes.
+/// The offset of the only field that the guest may write: whether the device caches writes.
 pub const WRITEBACK: usize = 32;
 
 const HEADER: usize = 16;
 const RANGE: u64 = 16;
 const ID_BYTES: usize = abi::VIRTIO_BLK_ID_BYTES as usize;
 
-/// The features of the device beside those of every virtio device; `FLUSH` comes with a cache that
-/// the guest may switch off.
+/// The features of the device, in addition to those of every virtio device. `FLUSH` is offered for
+/// a cache that the guest may switch off.
 pub const FEATURES: u64 = 1 << abi::VIRTIO_BLK_F_SIZE_MAX
     | 1 << abi::VIRTIO_BLK_F_SEG_MAX
     | 1 << abi::VIRTIO_BLK_F_BLK_SIZE
@@ -50,25 +51,25 @@ pub const READ_ONLY: u64 = 1 << abi::VIRTIO_BLK_F_RO;
 const DISCARD: u64 = 1 << abi::VIRTIO_BLK_F_DISCARD;
 const WRITE_ZEROES: u64 = 1 << abi::VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// The features that a disk does not have if it is read-only.
+/// The features that a read-only disk does not offer.
 pub const CHANGES: u64 = DISCARD | WRITE_ZEROES;
 
 /// The status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Status {
-    /// It is done.
+    /// The request has succeeded.
     Ok = abi::VIRTIO_BLK_S_OK as u8,
-    /// It has failed.
+    /// The request has failed.
     Failed = abi::VIRTIO_BLK_S_IOERR as u8,
-    /// The device does not know it.
+    /// The device does not support the request.
     Unsupported = abi::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
 /// The content of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wish {
-    /// Something for the storage.
+    /// An operation of the storage.
     Storage {
         /// The operation.
         op: Op,
@@ -79,14 +80,14 @@ pub enum Wish {
         /// Zeroes must stay allocated.
         no_hole: bool,
     },
-    /// The disk's name.
+    /// A query of the disk's name.
     Id,
-    /// Nothing that can be done: this is the answer.
+    /// The request cannot be carried out; this is its status.
     Refused(Status),
 }
 
-/// A parsed request. The memory of its data is left in the chain: in `readable` that of a write, in
-/// `writable` that of all others.
+/// A parsed request. The memory of its data is left in the chain: in `readable` for a write, and in
+/// `writable` for all other requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Parsed {
     /// Its content.
@@ -95,7 +96,7 @@ pub struct Parsed {
     pub status: Memory,
 }
 
-/// Takes a chain apart.
+/// Parses a chain, and removes the header and the status from its memory.
 pub fn parse(chain: &mut Chain) -> Result<Parsed, Fault> {
     let header = take_header(&mut chain.readable).ok_or(Fault::NoRequest)?;
     let last = chain.writable.last_mut().ok_or(Fault::NoRequest)?;
@@ -120,12 +121,12 @@ pub fn parse(chain: &mut Chain) -> Result<Parsed, Fault> {
     Ok(Parsed { wish, status })
 }
 
-/// Takes the header off the memory.
+/// Reads the header, and removes it from the memory.
 fn take_header(readable: &mut Vec<Memory>) -> Option<[u64; 2]> {
     if let Some(first) = readable.first()
         && first.length as usize == HEADER
     {
-        // SAFETY: the chain was translated with a generation that is mapped.
+        // SAFETY: the chain was translated in a generation of the guest's memory that is mapped.
         let words = unsafe { read16(first.address) };
         readable.remove(0);
         return Some(words.map(u64::from_le));
@@ -151,7 +152,7 @@ fn take_header(readable: &mut Vec<Memory>) -> Option<[u64; 2]> {
     Some([word(first), word(sector)])
 }
 
-/// A read or write of the bytes for which there is memory.
+/// A read or write whose length is that of the memory.
 fn transfer(op: Op, sector: u64, data: &[Memory]) -> Wish {
     let length: u64 = data.iter().map(|part| u64::from(part.length)).sum();
     let fits = length > 0 && length.is_multiple_of(SECTOR) && length <= u32::MAX.into();
@@ -161,7 +162,7 @@ fn transfer(op: Op, sector: u64, data: &[Memory]) -> Wish {
     }
 }
 
-/// A discard, or zeroes.
+/// A discard or a zeroing, whose range is in `data`.
 fn range(op: Op, data: &[Memory]) -> Wish {
     let mut bytes = [0; RANGE as usize + 1];
     // SAFETY: as above.
@@ -185,24 +186,24 @@ fn range(op: Op, data: &[Memory]) -> Wish {
     }
 }
 
-/// Writes the disk's name, at most 20 bytes of it and zeroes after it; returns the bytes written.
+/// Writes the disk's name: at most 20 bytes, filled up with zeroes. Returns the bytes written.
 ///
 /// # Safety
-/// The memory is a guest's that is mapped.
+/// The memory is in a guest's memory that is mapped.
 pub unsafe fn write_id(name: &str, writable: &[Memory]) -> u32 {
     let mut bytes = [0; ID_BYTES];
     bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the memory is mapped.
     unsafe { guest_memory::write(writable, &bytes) as u32 }
 }
 
 /// Writes the status of a request.
 ///
 /// # Safety
-/// The memory is a guest's that is mapped.
+/// The memory is in a guest's memory that is mapped.
 #[inline]
 pub unsafe fn write_status(status: Memory, value: Status) {
-    // SAFETY: as the caller says; a byte is always aligned.
+    // SAFETY: the caller guarantees that the memory is mapped; a byte is always aligned.
     unsafe { AtomicU8::from_ptr(status.address) }.store(value as u8, Ordering::Relaxed);
 }
 
@@ -215,7 +216,7 @@ pub struct Shape {
     pub block: u32,
     /// The size of requests that the device serves best, in bytes.
     pub preferred: u32,
-    /// The most queues.
+    /// The largest number of queues.
     pub queues: u16,
     /// Whether the guest lets the device cache writes.
     pub writeback: bool,
@@ -256,7 +257,8 @@ mod tests {
         Memory { address: machine.at(offset), length, fixed: None }
     }
 
-    /// A request with this header and payload, whose readable bytes are cut into parts of `step`.
+    /// Parses a request with this header and payload, whose readable bytes are split into parts of
+    /// `step`.
     fn parsed(op: u32, sector: u64, payload: &[u8], writable: u32, step: usize) -> Option<Wish> {
         let machine = Machine::new();
         let mut bytes = op.to_le_bytes().to_vec();

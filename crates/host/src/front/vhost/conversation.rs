@@ -1,19 +1,20 @@
-//! One guest: a thread that holds the conversation with its monitor, and starts and stops its
-//! vrings on the shards.
+//! One guest: a thread that handles the messages of the guest's monitor, and starts and stops the
+//! guest's vrings on the shards.
 //!
-//! **Negotiation.** The monitor sets features, memory and vrings in any order; a vring is started
-//! as soon as it has a size, rings, an eventfd for kicks, and is enabled. Its queue of index i goes
-//! to shard `number + i`, modulo the number of shards. A monitor may go at any time, and then
-//! [`Message::Close`] ends the vrings; the session is over when the device has none of their
+//! **Negotiation.** The monitor sets features, memory and vrings in any order. A vring is started
+//! as soon as it has a size, rings and an eventfd for kicks, and is enabled. The queue with index i
+//! runs on shard `number + i`, modulo the number of shards. The monitor may disconnect at any time;
+//! [`Message::Close`] then ends the vrings, and the session ends when the device has none of their
 //! requests.
 //!
-//! **Features.** Migration needs a log of the pages that the device writes (`LOG_ALL`). It is not
-//! offered: the data go from the device to the guest's memory without passing through this server's
-//! code, and the log would have to be written for each of them; a monitor that sets it is refused.
+//! **Features.** Migration needs a log of the pages that the device writes (`LOG_ALL`). The feature
+//! is not offered: data go from the device to the guest's memory without passing through this
+//! server's code, and the log would need an entry for every write. A monitor that sets the feature
+//! is refused.
 //!
-//! **Failure.** A guest that breaks the rules of its virtqueues has its device failed ([`Link`]):
-//! its vrings stop, the status says `NEEDS_RESET`, and the monitor is notified by the vring's error
-//! eventfd and the back channel. After a reset its vrings may be started again.
+//! **Failure.** If a guest violates the rules of its virtqueues, its device fails ([`Link`]): its
+//! vrings stop, the status has `NEEDS_RESET`, and the monitor is notified through the vring's error
+//! eventfd and the back channel. After a reset the vrings may be started again.
 
 use std::fs::File;
 use std::io;
@@ -37,6 +38,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::ByteValued;
 
 use crate::front::attach::{Attachment, Exhausted};
+use crate::front::guest_calls::takes_calls;
 use crate::front::guest_memory::{Guest, MapError, Plan, REGIONS};
 use crate::front::socket::is_eventfd;
 use crate::front::vhost::blk::{self, Shape};
@@ -57,7 +59,7 @@ const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | PACKED | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_INDEX | PROTOCOL;
 
-/// The features of the protocol.
+/// The protocol features that the server offers.
 fn protocol() -> Protocol {
     Protocol::MQ
         | Protocol::REPLY_ACK
@@ -69,7 +71,7 @@ fn protocol() -> Protocol {
         | Protocol::STATUS
 }
 
-/// Why a request of a monitor fails.
+/// The reason why a request of a monitor fails.
 #[derive(Debug, Error)]
 pub(super) enum Refusal {
     #[error(transparent)]
@@ -86,11 +88,11 @@ pub(super) enum Refusal {
     Queue(u64),
     #[error("queue {0} is running")]
     Running(usize),
-    #[error("the file for notifications is no eventfd, or there is none")]
+    #[error("the file for notifications is not an eventfd (or a socket for calls), or is missing")]
     NoEventfd,
     #[error("the in-flight area: {0}")]
     Area(io::Error),
-    #[error("the in-flight area has no place for queue {0}")]
+    #[error("the in-flight area has no region for queue {0}")]
     NoPlace(usize),
     #[error("the guest cannot write to the configuration at {0}")]
     Config(u32),
@@ -98,7 +100,7 @@ pub(super) enum Refusal {
     Unsupported(FrontendReq),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    #[error("the server ends")]
+    #[error("the server is shutting down")]
     Ending,
 }
 
@@ -119,7 +121,7 @@ pub(super) struct Vring {
     pub(super) error: Option<OwnedFd>,
     pub(super) is_enabled: bool,
     pub(super) is_started: bool,
-    /// It was running under the last program, whose requests are executed again.
+    /// Whether it was running under the last program. Its requests are then executed again.
     pub(super) is_left: bool,
 }
 
@@ -140,7 +142,8 @@ pub(super) struct Session {
     /// The file of the in-flight area and its shape; it is mapped when the first vring starts.
     pub(super) inflight: Option<(File, VhostUserInflight)>,
     pub(super) area: Option<Arc<Area>>,
-    /// Whether the area is this server's, for the next program, since the monitor has given none.
+    /// Whether the server has made the area itself, for upgrades, because the monitor has given
+    /// none.
     pub(super) is_area_own: bool,
     pub(super) vrings: Vec<Vring>,
 }
@@ -151,11 +154,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The answer to a request.
 enum Answer {
-    /// Whether it went well, if the monitor wants to know.
+    /// An acknowledgement, if the monitor has requested one.
     Done,
-    /// These bytes.
+    /// A reply with these bytes.
     Bytes(Vec<u8>),
-    /// The same, and a file.
+    /// A reply with these bytes and a file.
     File(Vec<u8>, File),
 }
 
@@ -165,8 +168,8 @@ impl Answer {
     }
 }
 
-/// The body of a session's thread. It waits for a message without its state, so that an upgrade
-/// finds the state between two messages.
+/// The body of a session's thread. It waits for messages without locking the session's state, so
+/// that an upgrade finds the state between two messages.
 pub(super) fn run(stream: &UnixStream, session: &Mutex<Session>) {
     let (disk, number) = {
         let session = lock(session);
@@ -203,7 +206,7 @@ pub(super) fn run(stream: &UnixStream, session: &Mutex<Session>) {
 }
 
 impl Session {
-    /// The state for the next program.
+    /// The state that is passed to the next program.
     pub(super) fn left(&self) -> LeftSession {
         let fd = |file: &Option<OwnedFd>| file.as_ref().map(AsRawFd::as_raw_fd);
         let vring = |(index, vring): (u16, &Vring)| LeftVring {
@@ -237,14 +240,14 @@ impl Session {
         }
     }
 
-    /// Ends all vrings, and waits until the device has none of their requests.
+    /// Stops all vrings, and waits until the device has none of their requests.
     fn close(&mut self) {
         let (reply, ends) = channel();
         for shard in 0..self.shards {
             (self.send)(shard, Message::Close { session: self.number, reply: reply.clone() });
         }
         drop(reply);
-        // Nothing is sent: the senders are dropped.
+        // No message arrives: the receive ends when all senders have been dropped.
         let _ = ends.recv();
     }
 
@@ -407,7 +410,7 @@ impl Session {
         self.move_to(Guest::map(plans.zip(files))?)
     }
 
-    /// Makes the vrings go on in another generation of the memory.
+    /// Moves the vrings to another generation of the memory.
     fn move_to(&mut self, guest: Guest) -> Result<(), Refusal> {
         self.guest = Arc::new(guest);
         let (reply, moved) = channel();
@@ -467,7 +470,9 @@ impl Session {
         let value = request.body::<VhostUserU64>()?.value;
         let index = self.index(value & 0xff)?;
         let file = if value & 0x100 == 0 { Some(request.file()?) } else { None };
-        if file.as_ref().is_some_and(|file| !is_eventfd(file)) {
+        let is_call = request.request == FrontendReq::SET_VRING_CALL;
+        let is_fit = if is_call { takes_calls } else { is_eventfd };
+        if file.as_ref().is_some_and(|file| !is_fit(file)) {
             return Err(Refusal::NoEventfd);
         }
         let file = file.map(OwnedFd::from);
@@ -509,7 +514,7 @@ impl Session {
             return Ok(());
         }
         if self.link.has_failed() {
-            // A device that has failed is good again after all its vrings were stopped.
+            // A failed device works again after all its vrings were stopped.
             if self.vrings.iter().any(|vring| vring.is_started) {
                 return Ok(());
             }
@@ -539,14 +544,15 @@ impl Session {
         let area = self.area.as_ref();
         let region = area.and_then(|area| area.region(index, size, is_packed));
         let mut region = region.ok_or(Refusal::NoPlace(index))?;
-        // The server's own area is for upgrades: a queue that the monitor starts begins anew.
+        // The server's own area is only for upgrades, so a queue that the monitor starts begins
+        // without requests to repeat.
         if self.is_area_own && !self.vrings[index].is_left {
             region.forget();
         }
         let again = region.recover(&mut queue);
         if !again.is_empty() {
             let (disk, requests) = (&self.link.name, again.len());
-            tracing::info!(disk, queue = index, requests, "requests of the last server again");
+            tracing::info!(disk, queue = index, requests, "repeating requests of the last server");
         }
         let mut volume = self.volume.clone();
         let size = self.link.size();
@@ -585,7 +591,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops all vrings; their positions stay, and the device is good again.
+    /// Stops all vrings, which keep their positions, and clears a failure of the device.
     fn reset(&mut self) -> Result<(), Refusal> {
         (0..QUEUES).try_for_each(|index| self.stop(index))?;
         self.vrings.iter_mut().for_each(|vring| vring.is_enabled = false);
@@ -609,7 +615,7 @@ impl Session {
             queues: QUEUES as u16,
             writeback: self.link.caches_writes(),
         };
-        // The bytes after the fields that this server knows are zero.
+        // The bytes after the last field that this server knows are zero.
         let config = shape.config();
         let fields = (offset..offset.saturating_add(size)).map(|at| config.get(at).copied());
         let mut bytes = asked.as_slice().to_vec();
@@ -638,7 +644,7 @@ impl Session {
         if queues == 0 || usize::from(queues) > QUEUES || size == 0 || size > SIZE {
             return Err(Fault::Size(size.into()).into());
         }
-        // The format may be negotiated later.
+        // The ring format may be negotiated later, so the larger of both sizes is used.
         let length = [false, true].map(|is_packed| inflight::bytes(queues, size, is_packed));
         let length = length.into_iter().max().unwrap_or(0);
         let file = inflight::create(length).map_err(Refusal::Area)?;
@@ -669,8 +675,8 @@ impl Session {
     }
 }
 
-/// The shape of an in-flight area; some monitors send the padding at its end, as the specification
-/// does not.
+/// The shape of an in-flight area. Some monitors also send the padding at its end, which is not in
+/// the specification.
 fn inflight_shape(request: &Request) -> Result<VhostUserInflight, MessageError> {
     let (whole, fields) = (size_of::<VhostUserInflight>(), 20);
     if request.body.len() != whole && request.body.len() != fields {

@@ -1,26 +1,27 @@
-//! The area in which requests under way are recorded, so that the next server executes them again.
+//! The area that records requests in flight, so that the next server executes them again.
 //!
-//! **Problem.** A server that is killed has requests which the guest has made available and which
-//! are not used yet. The ring does not say which ones: used buffers come back in any order.
+//! **Problem.** When a server is killed, some chains are available and not yet used. The ring does
+//! not show which ones, because used buffers are returned in any order.
 //!
 //! **Model.** The area is a file in memory that the guest's monitor keeps and gives to the next
 //! server. It has a region for each queue, as the vhost-user specification lays it out, with an
 //! entry for each descriptor. [`Region::begin`] marks a chain before it is executed, and numbers
-//! it; [`Region::used`] notes pushed buffers, [`Region::publishing`] what is to become visible, and
-//! [`Region::published`] ends the entries when it is. [`Region::recover`] finds out whether the
-//! last batch became visible, and returns the chains to execute again in their order.
+//! it. [`Region::used`] records pushed buffers, [`Region::publishing`] records the batch that is
+//! about to become visible, and [`Region::published`] ends the batch's entries afterwards.
+//! [`Region::recover`] determines whether the last batch became visible, and returns the chains to
+//! execute again in their order.
 //!
-//! In a split ring, the used index in the guest's memory says whether a batch became visible. In a
-//! packed ring, it did unless the descriptor at the old used position is still the available one.
-//! Used descriptors overwrite available ones there, so the entries have copies of them. Entries
-//! that are not in use form a list; a batch puts its entries in front of it.
+//! In a split ring, the used index in the guest's memory shows whether a batch became visible. In a
+//! packed ring, a batch became visible unless the descriptor at the old used position is still the
+//! available one. Used descriptors overwrite available ones in that ring, so the entries have
+//! copies of them. Unused entries form a list; a batch puts its entries at the front of the list.
 //!
-//! **Order.** The stores of a killed process are all made up to some point in program order. Each
-//! step is one store, and atomics keep the compiler from exchanging them. The guest sees a batch
-//! exactly if its publication was executed.
+//! **Order.** If a process is killed, its stores up to some point in program order have been
+//! executed, and no later ones. Each step is one store, and atomics keep the compiler from
+//! reordering them. The guest sees a batch if and only if its publication was executed.
 //!
-//! **Strangers.** The monitor may change the area at any time. Indexes are checked and lists are
-//! bounded, so a wrong area leads to wrong requests of this guest and to nothing else.
+//! **Untrusted monitors.** The monitor may change the area at any time. Indexes are checked and
+//! lists are bounded, so a wrong area causes wrong requests of this guest and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -28,9 +29,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::front::guest_memory;
 use crate::front::vhost::queue::packed_ring::{Packed, Position};
 use crate::front::vhost::queue::split_ring::Split;
 use crate::front::vhost::queue::{Buffer, Chain, Descriptor, Queue, SIZE};
@@ -43,11 +44,12 @@ const VERSION: u16 = 1;
 /// Offsets in a region.
 const AT_VERSION: usize = 8;
 const AT_SIZE: usize = 10;
-/// Split: the head of the last batch, and the used position up to which entries are ended.
+/// Split: the head of the last batch, and the used position up to which the entries are cleared.
 const LAST_BATCH: usize = 12;
 const USED_INDEX: usize = 14;
-/// Packed: the list of free entries and the used position, each after and before the batch. The two
-/// positions are one word: two indexes, two wrap counters of a byte, and padding.
+/// Packed: the list of free entries and the used position, each with its value after the batch and
+/// before it. The two positions are one word: two indexes, two wrap counters of a byte, and
+/// padding.
 const FREE: usize = 12;
 const OLD_FREE: usize = 14;
 const POSITIONS: usize = 16;
@@ -57,8 +59,8 @@ const fn sizes(is_packed: bool) -> (usize, usize) {
     if is_packed { (32, 32) } else { (16, 16) }
 }
 
-/// Offsets in an entry: whether it is under way, the next entry of a list, and the number in the
-/// order of arrival.
+/// Offsets in an entry: whether its request is in flight, the next entry of a list, and the number
+/// in the order of arrival.
 const UNDER_WAY: usize = 0;
 const NEXT: usize = 2;
 const SPLIT_NEXT: usize = 6;
@@ -84,7 +86,7 @@ pub struct Area {
     _watched: Watched,
 }
 
-// SAFETY: a mapping that stays until this is dropped; all access is by atomics.
+// SAFETY: the mapping stays until this is dropped, and all access is by atomics.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
@@ -97,11 +99,7 @@ pub fn bytes(queues: u16, size: u16, is_packed: bool) -> u64 {
 
 /// A new file for an area, of zeroes.
 pub fn create(length: u64) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file: File = rustix::fs::memfd_create("vhost-inflight", flags)?.into();
-    file.set_len(length)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
+    guest_memory::sealed("vhost-inflight", length)
 }
 
 impl Area {
@@ -124,18 +122,18 @@ impl Area {
             return Err(wrong("the in-flight area is larger than its file"));
         }
         if rustix::fs::fstatfs(file)?.f_type as u64 & u64::from(u32::MAX) != 0x0102_1994 {
-            return Err(wrong("the in-flight area is no file in memory"));
+            return Err(wrong("the in-flight area is not a file in memory"));
         }
         let mapped = (length as usize).next_multiple_of(PAGE);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), mapped, protection, flags, file.as_fd(), offset)
         }?;
         let base = base.cast::<u8>();
         let watched = Watched::new(base.addr()..base.addr() + mapped, PAGE);
         let watched = watched.inspect_err(|_| {
-            // SAFETY: the mapping was just made, and nothing names it.
+            // SAFETY: the mapping was just made, and nothing refers to it.
             let _ = unsafe { rustix::mm::munmap(base.cast(), mapped) };
         })?;
         let stride = (length / u64::from(queues)) as usize;
@@ -143,7 +141,7 @@ impl Area {
         Ok(Area { base, length: mapped, stride, queues, size, is_packed, _watched: watched })
     }
 
-    /// The region of a queue, if the area has one of the queue's format and size.
+    /// The region of a queue, if the area has one of the queue's format and of at least its size.
     pub fn region(self: &Arc<Area>, queue: usize, size: u16, is_packed: bool) -> Option<Region> {
         let fits = queue < self.queues && size <= self.size && is_packed == self.is_packed;
         let base = self.base.wrapping_add(queue * self.stride);
@@ -160,8 +158,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this area's own, and no region is left. `_watched` is dropped after
-        // this. Until then it names these addresses, and no thread accesses them.
+        // SAFETY: the mapping is this area's own, and no region is left. `_watched` is dropped
+        // after this and refers to the addresses until then, but no thread accesses them.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.length) };
     }
 }
@@ -178,7 +176,7 @@ pub struct Region {
     _area: Arc<Area>,
 }
 
-// SAFETY: an address in mapped memory that `_area` keeps; all access is by atomics.
+// SAFETY: the address is in mapped memory that `_area` keeps alive, and all access is by atomics.
 unsafe impl Send for Region {}
 
 /// A chain to execute again.
@@ -196,7 +194,7 @@ pub struct Again {
 
 impl Region {
     fn at8(&self, at: usize) -> &AtomicU8 {
-        // SAFETY: offsets are those of the region's fields, which is mapped and aligned to 64.
+        // SAFETY: `at` is the offset of a field of the region, which is mapped and aligned to 64.
         unsafe { AtomicU8::from_ptr(self.base.wrapping_add(at)) }
     }
 
@@ -223,7 +221,7 @@ impl Region {
         self.at16(at).store(value, Ordering::Release);
     }
 
-    /// The offset of a field of an entry, whose number comes from the area.
+    /// The offset of a field of an entry. Its index may come from the area, so it is bounded.
     fn entry(&self, index: u16, field: usize) -> usize {
         let (head, entry) = sizes(self.is_packed);
         head + entry * usize::from(index.min(self.size - 1)) + field
@@ -256,14 +254,14 @@ impl Region {
         self.set(self.entry(head, LAST), last);
         self.set(self.entry(head, COUNT), chain.ring.len() as u16);
         self.at64(self.entry(head, NUMBER)).store(number, Ordering::Release);
-        // From here on the chain is recorded, whether or not the list has moved: `recover` makes
-        // the list anew.
+        // From here on the chain is recorded, even if the list is not yet updated: `recover`
+        // rebuilds the list.
         self.set_under_way(head, true);
         self.set(FREE, free);
         head
     }
 
-    /// Notes a pushed buffer.
+    /// Records a pushed buffer.
     pub fn used(&mut self, entry: u16) {
         self.batch.push(entry);
         if !self.is_packed {
@@ -272,7 +270,7 @@ impl Region {
         }
     }
 
-    /// Notes the buffers that the guest sees as used after the next publication.
+    /// Records the buffers that the guest sees as used after the next publication.
     pub fn publishing(&mut self, queue: &Queue) {
         let Queue::Packed(packed) = queue else { return };
         self.set(OLD_FREE, self.get(FREE));
@@ -284,7 +282,7 @@ impl Region {
         self.set_positions(packed.used_position(), self.positions().1);
     }
 
-    /// Ends the entries of the pushed buffers, which the guest sees as used.
+    /// Clears the entries of the pushed buffers, which the guest now sees as used.
     pub fn published(&mut self, queue: &Queue) {
         let mut batch = std::mem::take(&mut self.batch);
         batch.drain(..).for_each(|entry| self.set_under_way(entry, false));
@@ -313,14 +311,14 @@ impl Region {
         self.at64(POSITIONS).store((indexes | wraps).to_le(), Ordering::Release);
     }
 
-    /// Forgets all chains: the queue begins anew, where it is.
+    /// Forgets all chains: the queue restarts at its current position.
     pub fn forget(&self) {
         self.set(AT_VERSION, 0);
         (0..self.size).for_each(|index| self.set_under_way(index, false));
     }
 
-    /// Sets a queue to where the last server has left it; returns the chains to execute again, the
-    /// oldest first. A new region is initialised.
+    /// Sets a queue to the position that the last server reached; returns the chains to execute
+    /// again, oldest first. A new region is initialised.
     pub fn recover(&mut self, queue: &mut Queue) -> Vec<Again> {
         if self.get(AT_VERSION) == 0 {
             self.initialise(queue);
@@ -352,7 +350,7 @@ impl Region {
 
     fn recover_split(&self, split: &mut Split) -> Vec<Again> {
         let used = split.guest_used();
-        // The last batch became visible, and its entries may not have been ended.
+        // The last batch became visible, but its entries may not have been cleared.
         let mut entry = self.get(LAST_BATCH);
         for _ in 0..used.wrapping_sub(self.get(USED_INDEX)).min(self.size) {
             self.set_under_way(entry, false);
@@ -395,7 +393,7 @@ impl Region {
         let used = if is_visible { new } else { old };
         let heads: Vec<u16> = (0..self.size).filter(|&index| self.is_under_way(index)).collect();
         let again: Vec<Again> = heads.iter().map(|&head| self.again(head)).collect();
-        // The list of free entries is made anew: it may have been changed in part.
+        // The list of free entries is rebuilt, because it may have been changed only in part.
         let mut is_taken = vec![false; usize::from(self.size)];
         for &head in &heads {
             self.chain(head)
@@ -444,7 +442,7 @@ mod tests {
     use super::*;
     use crate::front::vhost::queue::tests::{BYTES, Driver, Machine};
 
-    /// The steps of a server at which it may be killed.
+    /// The steps of a server after which it may be killed.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     enum Kill {
         BeforePublishing,
@@ -453,7 +451,7 @@ mod tests {
         Later,
     }
 
-    /// A server with the queue: what it has, in the order in which it came.
+    /// A server with the queue, and its unfinished chains in order of arrival.
     struct Server {
         queue: Queue,
         region: Region,
@@ -482,8 +480,8 @@ mod tests {
     }
 
     proptest! {
-        /// A server is killed again and again, and the guest goes on meanwhile: each chain is used
-        /// exactly once, and what a new server executes again comes in the order of arrival.
+        /// A server is killed again and again while the guest continues. Each chain is used exactly
+        /// once, and a new server repeats chains in the order of arrival.
         #[test]
         fn a_killed_server_loses_nothing_and_repeats_nothing(
             size in 1..20_u16, is_packed in any::<bool>(),
@@ -494,7 +492,8 @@ mod tests {
             let file = create(bytes(1, size, is_packed)).unwrap();
             let (mut server, again) = Server::start(&machine, &driver, &file);
             prop_assert!(again.is_empty());
-            // The chains that the guest has made available and not got back: their serial numbers.
+            // The serial numbers of the chains that the guest has made available and that are not
+            // yet used.
             let (mut open, mut serial) = (BTreeMap::new(), 0u32);
             for (submits, pops, uses, kill, random) in rounds {
                 for step in 0..submits {
@@ -531,7 +530,7 @@ mod tests {
                         continue;
                     }
                 }
-                // The guest goes on while there is no server.
+                // The guest takes used buffers while there is no server.
                 while let Some((id, _)) = driver.used(&machine) {
                     prop_assert!(open.remove(&id).is_some());
                 }
@@ -548,7 +547,7 @@ mod tests {
                 prop_assert!(serials.iter().all(Option::is_some), "a used chain is executed again");
                 prop_assert!(serials.is_sorted(), "the order of arrival: {:?}", serials);
             }
-            // The last server uses all that is left.
+            // The last server uses all remaining chains.
             while server.pop(&machine).is_some() {}
             for (entry, buffer) in std::mem::take(&mut server.held) {
                 server.queue.push(buffer, 1);
@@ -563,7 +562,7 @@ mod tests {
             prop_assert!(open.is_empty(), "chains are lost: {:?}", open);
         }
 
-        /// An area with any content leads to chains, and to no panic.
+        /// An area with any content yields some chains and no panic.
         #[test]
         fn any_area_is_read(is_packed in any::<bool>(), seed in any::<u64>()) {
             use rand::rngs::SmallRng;

@@ -1,5 +1,5 @@
-//! A session between two programs in the same process: the state of its negotiation, and its files.
-//! The requests that its vrings have are in the in-flight area.
+//! A session that one program passes to the next in the same process: the state of its negotiation,
+//! and its files. The in-flight area has the requests of its vrings.
 
 use std::os::fd::RawFd;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::front::guest_memory::Plan;
 use crate::front::vhost::queue::Addresses;
 
-/// A session between two programs; files are descriptors.
+/// A session between two programs; its files are given as descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LeftSession {
     /// The number of its tenant.
@@ -39,7 +39,7 @@ pub(super) struct LeftVring {
 }
 
 impl LeftSession {
-    /// All descriptors that it names.
+    /// All descriptors that it contains.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let vrings = self.vrings.iter().flat_map(|vring| [vring.kick, vring.call, vring.error]);
         let memory = self.memory.iter().map(|&(_, fd)| fd);

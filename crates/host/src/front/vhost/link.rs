@@ -17,11 +17,12 @@ pub struct Link {
     pub(super) stream: UnixStream,
     /// The back channel, if the monitor has one.
     pub(super) back: Mutex<Option<UnixStream>>,
-    /// The disk's size in bytes. A session that starts a vring with it holds the lock until the
-    /// message is sent, so that each vring starts with the present size, or gets it later.
+    /// The disk's size in bytes. A session that starts a vring holds the lock until the message
+    /// with the size is sent, so that each vring starts with the present size or receives a later
+    /// change.
     pub(super) size: Mutex<u64>,
     pub(super) has_failed: AtomicBool,
-    /// Whether the guest lets the device cache writes.
+    /// Whether the guest permits the device to cache writes.
     pub(super) caches_writes: AtomicBool,
 }
 
@@ -37,13 +38,13 @@ impl Link {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Whether the guest lets the device cache writes.
+    /// Whether the guest permits the device to cache writes.
     #[inline]
     pub fn caches_writes(&self) -> bool {
         self.caches_writes.load(Ordering::Relaxed)
     }
 
-    /// The device fails.
+    /// Marks the device as failed.
     pub fn fail(&self) {
         if !self.has_failed.swap(true, Ordering::Relaxed) {
             self.notify();
@@ -59,7 +60,7 @@ impl Link {
         lock(&self.size)
     }
 
-    /// Says that the configuration, or the status, has changed.
+    /// Notifies the monitor that the configuration or the status has changed.
     pub(super) fn notify(&self) {
         let back = lock(&self.back);
         if let Some(channel) = &*back

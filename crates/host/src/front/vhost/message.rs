@@ -1,9 +1,9 @@
 //! The vhost-user protocol's messages on a socket.
 //!
-//! A message is a header of 12 bytes (request, flags, length), a body, and files that come with the
-//! header. The structures are those of the crate `vhost`. Its request handler is not used: it knows
-//! neither the device's status nor messages about a changed configuration, and it cannot go on with
-//! a connection whose negotiation another program has finished.
+//! A message is a header of 12 bytes (request, flags, length), a body, and files that are sent with
+//! the header. The structures are those of the crate `vhost`. The crate's request handler is not
+//! used: it supports neither the device's status nor messages about a changed configuration, and it
+//! cannot continue a connection whose negotiation another program has finished.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,8 +30,8 @@ pub enum MessageError {
     /// The socket has failed, or ended inside a message.
     #[error("the socket: {0}")]
     Socket(#[from] io::Error),
-    /// A header that no message has.
-    #[error("no message of vhost-user: request {request}, flags {flags:#x}, {length} bytes")]
+    /// An invalid header.
+    #[error("not a message of vhost-user: request {request}, flags {flags:#x}, {length} bytes")]
     Header {
         /// The number of the request.
         request: u32,
@@ -40,7 +40,7 @@ pub enum MessageError {
         /// The length of the body, in bytes.
         length: u32,
     },
-    /// A body that does not fit the request.
+    /// A body or files that do not match the request.
     #[error("{0:?} has a wrong body or wrong files")]
     Body(FrontendReq),
 }
@@ -49,21 +49,21 @@ pub enum MessageError {
 pub struct Message {
     /// The request.
     pub request: FrontendReq,
-    /// Whether the monitor waits for an answer that says whether it succeeded.
+    /// Whether the monitor waits for a reply with the result.
     pub needs_reply: bool,
     /// Its body.
     pub body: Vec<u8>,
-    /// The files that came with it.
+    /// The files that were sent with it.
     pub files: Vec<File>,
 }
 
 impl Message {
-    /// The body as a structure, if it is just as long and valid.
+    /// The body as a structure, if its length is the structure's and it is valid.
     pub fn body<T: VhostUserMsgValidator + Default>(&self) -> Result<T, MessageError> {
         if self.body.len() == size_of::<T>() { self.start() } else { Err(self.wrong()) }
     }
 
-    /// The structure with which the body starts.
+    /// The structure at the start of the body.
     pub fn start<T: VhostUserMsgValidator + Default>(&self) -> Result<T, MessageError> {
         let mut value = T::default();
         let bytes = self.body.get(..size_of::<T>()).ok_or_else(|| self.wrong())?;
@@ -137,8 +137,8 @@ pub fn send(
     Ok(socket::send(stream, &bytes, files)?)
 }
 
-/// Says on the back channel that the configuration has changed. Does not wait: a monitor that does
-/// not read its channel misses the message.
+/// Notifies the monitor on the back channel that the configuration has changed. Does not block: a
+/// monitor that does not read its channel misses the message.
 pub fn configuration_changed(channel: &UnixStream) -> io::Result<()> {
     let bytes = header(BackendReq::CONFIG_CHANGE_MSG.into(), VERSION, 0);
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

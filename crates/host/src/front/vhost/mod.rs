@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `queue` | virtqueues, split and packed: chains of descriptors in, used buffers out |
 //! | `blk` | requests of virtio-blk, and the device's configuration |
-//! | `inflight` | the area in which requests under way are recorded for the next server |
+//! | `inflight` | the area that records requests in flight for the next server |
 //! | `message` | the vhost-user protocol's messages on a socket |
 //! | `sessions`, `link` | the guests that are attached, and their disks |
 //! | `conversation` | one guest: negotiation, memory, starting and stopping of its vrings |
@@ -18,9 +18,9 @@
 //! | `vring` | one queue of a guest on a shard: its requests, from the ring to orders and back |
 //! | `vrings` | the front end of a shard |
 //!
-//! The guest and its virtual machine monitor are strangers. Their memory may change at any time, so
-//! each field is read once and checked before it is used, and no Rust reference points into it.
-//! Anything that is against the rules fails the device of this guest, and of no other.
+//! The guest and its virtual machine monitor are not trusted. Their memory may change at any time,
+//! so each field is read once and checked before it is used, and no Rust reference points into it.
+//! A violation of the protocol fails the device of this guest, and of no other.
 
 pub mod blk;
 mod conversation;

@@ -1,5 +1,5 @@
-//! The sessions of a server: started when a monitor connects or when another program has left one,
-//! and paused while the server is handed over.
+//! The sessions of a server: started when a monitor connects or when another program has passed one
+//! on, and paused during an upgrade.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use crate::front::vhost::left::LeftSession;
 use crate::front::vhost::link::Link;
 use crate::front::vhost::vrings::Message;
 
-/// The most queues of a guest.
+/// The largest number of queues of a guest.
 pub const QUEUES: usize = 64;
 
 /// Sends a message to the front end of a shard.
@@ -35,12 +35,12 @@ pub struct Sessions {
 /// A session that may have ended.
 type Started = (Weak<Link>, Weak<Mutex<Session>>);
 
-/// Sessions that handle no message as long as this lives.
+/// The sessions that an upgrade is to pass on; see [`Paused::with_states`].
 pub struct Paused(Vec<Arc<Mutex<Session>>>);
 
 impl Sessions {
-    /// Starts the session of a monitor that has connected. `shards` is the number of shards that
-    /// `send` reaches; `attachment` has the places of the session's queues.
+    /// Starts the session of a monitor that has connected. `shards` is the number of shards to
+    /// which `send` can send; `attachment` provides the places of the session's queues.
     pub fn spawn(
         &self,
         stream: UnixStream,
@@ -65,7 +65,7 @@ impl Sessions {
         std::thread::Builder::new().name("fairq-guest".into()).spawn(run)
     }
 
-    /// Continues a session of the last program in this process, whose files `open` gives.
+    /// Continues a session of the last program in this process; `open` returns its files.
     pub fn resume(
         &self,
         left: &LeftSession,
@@ -118,8 +118,7 @@ impl Sessions {
         self.run(session)
     }
 
-    /// Lets no session handle a message, for as long as the result lives; those that are in the
-    /// middle of one are left out, and end with this program.
+    /// The present sessions, which [`Paused::with_states`] pauses.
     pub fn pause(&self) -> Paused {
         let all = lock(&self.all);
         Paused(all.iter().filter_map(|(_, session)| session.upgrade()).collect())
@@ -179,8 +178,9 @@ impl Sessions {
         self.of(flow).len()
     }
 
-    /// Gives the disks of a flow another size. `tell_vrings` sends the shards a
-    /// [`crate::shard::Notice::Resize`], before the guests get the size: they may use it at once.
+    /// Changes the size of a flow's disks. `tell_vrings` sends a [`crate::shard::Notice::Resize`]
+    /// to the shards; this comes before the guests receive the new size, because they may use it at
+    /// once.
     pub fn resize(&self, flow: FlowId, size: u64, tell_vrings: impl FnOnce()) {
         let links = self.of(flow);
         links.iter().for_each(|link| *link.size() = size);
@@ -188,14 +188,15 @@ impl Sessions {
         links.iter().for_each(|link| link.notify());
     }
 
-    /// Ends the sessions of a flow that have no vring; the others end with their vrings.
+    /// Ends the sessions of a flow, also those without vrings, which no shard could end.
     pub fn hang_up(&self, flow: FlowId) {
         self.of(flow).iter().for_each(|link| link.hang_up());
     }
 }
 
 impl Paused {
-    /// Calls `act` with the state of the sessions; none of them handles a message meanwhile.
+    /// Calls `act` with the state of the sessions, none of which handles a message during the
+    /// call. A session that is just handling a message is left out, and ends with this program.
     pub fn with_states<T>(&self, act: impl FnOnce(Vec<LeftSession>) -> T) -> T {
         let guards: Vec<_> = self.0.iter().filter_map(|session| session.try_lock().ok()).collect();
         act(guards.iter().map(|session| session.left()).collect())

@@ -1,5 +1,5 @@
-//! A guest of the real protocol: the front end of the crate `vhost`, and a model of the guest's
-//! driver, on running shards.
+//! A guest that uses the real protocol on running shards: the front end of the crate `vhost`, and a
+//! model of the guest's driver.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -30,12 +30,12 @@ use crate::shard::volume::Volume;
 use crate::shard::{Message, Notice};
 
 const DISK: u64 = 8 << 20;
-/// A guest's memory: rings of four queues, and as much for data.
+/// The size of a guest's memory: the rings of four queues, and the same amount for data.
 const MEMORY: u64 = 8 * RINGS;
 const TAGS: usize = 512;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The features that the tests differ in, beside those that all of them have.
+/// The feature bits that the tests negotiate.
 const VERSION_1: u64 = 1 << 32;
 const PROTOCOL: u64 = 1 << 30;
 const EVENT_INDEX: u64 = 1 << 29;
@@ -69,7 +69,8 @@ impl Host {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (tenant, flow, file, base, size) = (0, self.flow, 0, 0, DISK);
         let volume = Volume { tenant, flow, file, base, size, read_only, block: 512 };
-        let disk = Disk { name: "db".into(), volume, block: 4096, preferred: 65536 };
+        let (name, whole) = ("db".into(), None);
+        let disk = Disk { name, volume, block: 4096, preferred: 65536, whole };
         let shards = self.shards.clone();
         let send = move |shard, message| {
             if let Some(shards) = &*shards.lock().unwrap() {
@@ -102,7 +103,7 @@ struct Machines {
 }
 
 impl Machines {
-    /// Negotiates, and starts so many queues. `area` is that of the last server.
+    /// Negotiates, and starts `queues` queues. `area` is the in-flight area of the last server.
     fn boot(
         stream: UnixStream,
         features: u64,
@@ -117,7 +118,7 @@ impl Machines {
         Machines::resume(stream, features, machine, drivers.collect(), inflight)
     }
 
-    /// The same, with rings that are in use.
+    /// [`Self::boot`] with rings that are already in use.
     fn resume(
         stream: UnixStream,
         features: u64,
@@ -179,7 +180,7 @@ impl Machines {
         Machines { monitor, machine, queues, in_table: features & INDIRECT != 0 }
     }
 
-    /// Submits a request; `at` is the place of its data, of 4 KiB each.
+    /// Submits a request; `at` is the index of its data, in units of 4 KiB.
     fn submit(&mut self, queue: usize, op: u32, sector: u64, length: u32, at: u64) {
         let data = MEMORY / 2 + at * 4096;
         let header = MEMORY / 2 + at * 4096 + 3072;
@@ -200,7 +201,7 @@ impl Machines {
         }
     }
 
-    /// Waits for the next used buffer of a queue, as a guest does that sleeps until it is called.
+    /// Waits for the next used buffer of a queue, like a guest that sleeps until a call.
     fn wait(&mut self, queue: usize) -> u32 {
         let (driver, _, call, _) = &mut self.queues[queue];
         let start = Instant::now();
@@ -220,7 +221,7 @@ impl Machines {
     }
 
     fn status(&self, at: u64) -> u8 {
-        // SAFETY: memory of this test.
+        // SAFETY: this is memory of the test.
         unsafe { self.machine.at(MEMORY / 2 + at * 4096 + 3072 + 16).read_volatile() }
     }
 
@@ -235,7 +236,7 @@ impl Machines {
             .collect()
     }
 
-    /// Writes and reads back, on all queues at a time.
+    /// Writes and reads back, on all queues at the same time.
     fn exercise(&mut self, rounds: u64) {
         for round in 0..rounds {
             let queues = self.queues.len() as u64;
@@ -280,7 +281,7 @@ fn a_guest_writes_and_reads_on_four_queues() {
         {
             let mut guest = Machines::boot(host.connect(false), features, 4, None);
             guest.exercise(20);
-            // A queue is stopped, and goes on where it was.
+            // A queue is stopped, and then continues at its position.
             let base = guest.monitor.get_vring_base(1).unwrap();
             let expected = if features & PACKED == 0 { 160 } else { 0x8000_8000 };
             assert_eq!(base, expected, "eight chains in each of twenty rounds");
@@ -301,7 +302,7 @@ fn requests_of_all_kinds_are_answered() {
     guest.submit(0, 8, 0, 20, 3);
     assert_eq!((guest.wait(0), guest.status(3)), (21, 0));
     assert_eq!(guest.data(3, 3), b"db\0");
-    // Beyond the end, unaligned, and unknown.
+    // These requests are beyond the end, unaligned, and unknown.
     guest.submit(0, 0, DISK / 512, 512, 4);
     assert_eq!((guest.wait(0), guest.status(4)), (1, 1));
     guest.submit(0, 0, 0, 100, 5);
@@ -326,7 +327,7 @@ fn a_guest_that_breaks_the_rules_fails_alone() {
     for packed in [0, PACKED] {
         let mut guest = Machines::boot(host.connect(false), packed, 2, None);
         guest.exercise(1);
-        // A header at an address that is not the guest's.
+        // The header is at an address outside the guest's memory.
         let (driver, kick, _, error) = &mut guest.queues[0];
         driver.submit(&guest.machine, &[(MEMORY, 16, false), (MEMORY / 2, 1, true)], false);
         kick.write(1).unwrap();
@@ -342,7 +343,7 @@ fn a_guest_that_breaks_the_rules_fails_alone() {
         drop(guest);
         Machines::boot(stream, packed, 1, None).exercise(1);
     }
-    // A guest whose memory disappears.
+    // The memory of this guest disappears.
     let mut guest = Machines::boot(host.connect(false), 0, 1, None);
     guest.exercise(1);
     guest.machine.file.set_len(MEMORY / 4).unwrap();
@@ -371,7 +372,8 @@ fn the_next_server_executes_recorded_requests_again() {
         let mut guest = Machines::boot(first.connect(false), features, 1, Some(&area));
         guest.exercise(5);
         first.stop();
-        // Requests that came while there was no server, and two that the server had taken.
+        // The next server gets the requests that arrived while there was no server, and two that
+        // the previous server had taken.
         guest.fill(1, 9, 512);
         guest.submit(0, 1, 0, 512, 1);
         let Machines { machine, queues, .. } = guest;

@@ -8,7 +8,7 @@
 //! **Ownership.** A request's memory belongs to a generation of the guest's memory, which the vring
 //! keeps until the last request with memory of it has ended. The vring has one place for each of
 //! its buffers, so a guest has at most as many requests under way as its queue has descriptors.
-//! Their orders are at most `ORDERS`; with more, the next chain stays in the ring.
+//! At most `ORDERS` of their orders are in flight; at this bound, the next chain stays in the ring.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,6 +20,7 @@ use io_uring::{opcode, squeue, types};
 
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
+use crate::front::guest_calls::Calls;
 use crate::front::guest_memory::Guest;
 use crate::front::vhost::blk::{self, Parsed, Status, Wish};
 use crate::front::vhost::inflight::{Again, Region};
@@ -61,17 +62,17 @@ pub struct Start {
     pub key: Key,
     /// Its rings.
     pub layout: Layout,
-    /// The same, in the guest's memory.
+    /// Its rings in the guest's memory.
     pub queue: Queue,
     /// The guest's memory.
     pub guest: Arc<Guest>,
-    /// Where its requests are recorded.
+    /// The region of the in-flight area that records its requests.
     pub region: Region,
     /// The requests that the last server has left.
     pub again: Vec<Again>,
-    /// Where the guest says that chains are available.
+    /// The eventfd by which the guest notifies the shard of available chains.
     pub kick: OwnedFd,
-    /// Where the guest is called when buffers are used.
+    /// The file by which the shard notifies the guest of used buffers.
     pub call: Option<OwnedFd>,
     /// The eventfd that notifies its monitor of a fault.
     pub error: Option<OwnedFd>,
@@ -105,7 +106,7 @@ struct Request {
     cursor: Cursor,
     data: Vec<Memory>,
     status: Memory,
-    /// The bytes it has in its data if it succeeds, and the answer then.
+    /// If the device reports no error: the bytes written to the guest's memory, and the status.
     writes: u32,
     answer: Status,
     reach: Option<Reach>,
@@ -127,14 +128,14 @@ pub struct Vring {
     layout: Layout,
     queue: Queue,
     guest: Arc<Guest>,
-    /// The number of `guest`, and its requests.
+    /// The number of the current generation (`guest`), and the number of its requests.
     generation: u32,
     of_generation: u32,
     old: Vec<Old>,
     region: Region,
     again: VecDeque<Again>,
     kick: OwnedFd,
-    call: Option<OwnedFd>,
+    calls: Calls,
     error: Option<OwnedFd>,
     volume: Volume,
     has_flush: bool,
@@ -144,15 +145,14 @@ pub struct Vring {
     requests: Box<[Request]>,
     busy: u32,
     orders: u32,
-    /// Requests with orders to submit.
     to_submit: VecDeque<u16>,
-    /// The first of them waits for requests of an ended client, for so many seconds.
+    /// Whether the next request waits for requests of ended clients, and the seconds waited.
     is_behind: bool,
     behind_s: u32,
     chain: Chain,
     parts: Vec<Memory>,
     has_turn: bool,
-    /// Its last turn ended though it had more orders and there was room for them.
+    /// Whether its last turn ended at the bound of orders, so that it may have more.
     is_cut_short: bool,
     is_awake: bool,
     pub(super) is_changed: bool,
@@ -199,7 +199,7 @@ impl Vring {
             region,
             again: again.into(),
             kick,
-            call,
+            calls: Calls::new(call),
             error,
             volume,
             has_flush,
@@ -257,15 +257,20 @@ impl Vring {
         matches!(self.state, State::Open | State::Detached)
     }
 
-    // Kicks, and polling.
-
     fn event(&self, kind: u64) -> UserData {
         UserData { asker: Asker::Vhost, value: u64::from(self.index) << 2 | kind }
     }
 
-    /// The vring whose kick this event is.
-    pub fn kicked_index(value: u64) -> Option<usize> {
-        (value & 3 == KICK).then_some((value >> 2) as usize)
+    /// The vring of an event, and whether the event is a kick; `None` for an event to ignore.
+    pub fn of_event(value: u64) -> Option<(usize, bool)> {
+        let kind = value & 3;
+        matches!(kind, KICK | CALL).then_some(((value >> 2) as usize, kind == KICK))
+    }
+
+    /// A write that calls the guest has completed.
+    pub fn called(&mut self, ring: &mut Ring) {
+        let name = self.event(CALL);
+        self.calls.ended(ring, name);
     }
 
     /// Waits for the next kick.
@@ -283,11 +288,11 @@ impl Vring {
     /// Takes a kick. True if the next one is to be awaited.
     pub fn kicked(&mut self, result: i32) -> bool {
         self.kick_in_ring = false;
-        // An eventfd gives 8 bytes; without them there is nothing to wait for.
+        // A read of an eventfd returns 8 bytes. Of the errors, only these two permit a retry.
         result == 8 || matches!(-result, libc::EAGAIN | libc::EINTR)
     }
 
-    /// Reads the ring in each turn from now on. True if it did not.
+    /// Makes each turn read the ring. True if the vring slept until now.
     pub fn awake(&mut self) -> bool {
         let was_asleep = !std::mem::replace(&mut self.is_awake, true);
         if was_asleep && self.takes_chains() {
@@ -306,7 +311,7 @@ impl Vring {
         true
     }
 
-    /// Whether the ring has a chain that it would take.
+    /// Whether the ring has a chain that the vring would take now.
     #[inline]
     pub fn has_news(&mut self) -> bool {
         self.takes_more() && self.queue.has_news()
@@ -318,18 +323,18 @@ impl Vring {
         self.takes_chains() && !self.is_blocked()
     }
 
-    /// Whether it goes on with a completion, and not with a kick.
+    /// Whether it takes no new chain, whatever kicks come, before its present requests advance.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         !self.to_submit.is_empty() || self.orders >= ORDERS
     }
 
-    /// Whether its last turn was cut short, so that it needs another one, and no event brings that.
+    /// Whether its last turn ended at the bound of orders: no event causes the turn that it needs.
     pub fn is_cut_short(&self) -> bool {
         self.is_cut_short
     }
 
-    /// Whether it has orders to submit and does not wait for its turn yet; it does then.
+    /// Whether it has orders to submit and is not yet queued for a turn; it then is queued.
     #[inline]
     pub fn wants_turn(&mut self) -> bool {
         self.is_cut_short = false;
@@ -338,9 +343,7 @@ impl Vring {
         has_some && !std::mem::replace(&mut self.has_turn, true)
     }
 
-    // Requests.
-
-    /// Submits at most so many orders. Returns their number, and whether it waits for another turn.
+    /// Submits at most `most` orders. Returns their number, and whether it needs another turn.
     pub fn take_turn<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -348,7 +351,7 @@ impl Vring {
         path: &mut DataPath<P, D>,
         most: u32,
     ) -> (u32, bool) {
-        // The turn may be that of a vring which had this one's place.
+        // The turn may have been queued by an earlier vring with the same index.
         if !self.has_turn {
             return (0, false);
         }
@@ -531,8 +534,8 @@ impl Vring {
         };
         let cookie = u64::from(self.index) << 16 | u64::from(id);
         let submitted = match part.order(&self.volume, first, cookie) {
-            // SAFETY: the memory is mapped until the last request of its generation has ended,
-            // which this one has not before its orders have.
+            // SAFETY: the memory is mapped until the last request of its generation has ended, and
+            // this request does not end before its orders.
             Ok(order) => unsafe { path.submit(now_ns, ring, &order, rest) }.is_ok(),
             Err(error) => {
                 request.orders.fail(error.errno());
@@ -561,7 +564,7 @@ impl Vring {
         self.answer(id);
     }
 
-    /// Answers a request if nothing more will happen to it.
+    /// Answers a request if it is not queued and all its orders have ended.
     fn answer(&mut self, id: u16) {
         let Some(request) = self.requests.get_mut(usize::from(id)) else { return };
         if !request.is_busy || request.is_queued || !request.orders.is_finished() {
@@ -589,7 +592,7 @@ impl Vring {
         self.leave(generation);
     }
 
-    /// One request less has memory of a generation.
+    /// Counts a request of a generation as ended; drops an old generation without requests.
     fn leave(&mut self, generation: u32) {
         if generation == self.generation {
             self.of_generation -= 1;
@@ -601,7 +604,7 @@ impl Vring {
         });
     }
 
-    /// Shows the guest the used buffers, and calls it if it wants that. True if it has.
+    /// Publishes the used buffers, and calls the guest if it wants a call. True if it was called.
     pub fn flush(&mut self, ring: &mut Ring) -> bool {
         let mut has_called = false;
         if std::mem::take(&mut self.has_pushed) && !self.is_dead() {
@@ -610,7 +613,7 @@ impl Vring {
             self.region.published(&self.queue);
             has_called = self.queue.wants_call();
             if has_called {
-                self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
+                self.calls.call(ring, self.event(CALL));
             }
             if self.guest.is_broken() {
                 self.fail(Fault::Shrunk);
@@ -618,8 +621,8 @@ impl Vring {
         }
         if self.link.has_failed() {
             if let Some(error) = self.error.take() {
-                self.signal(ring, Some(error.as_raw_fd()));
-                // The kernel has the file before it is closed.
+                self.signal(ring, &error);
+                // This submits the write before the file is closed.
                 ring.enter(0, None);
             }
             self.hang_up();
@@ -627,18 +630,16 @@ impl Vring {
         has_called
     }
 
-    /// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.
-    fn signal(&self, ring: &mut Ring, fd: Option<i32>) {
-        let Some(fd) = fd else { return };
-        let write = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
+    /// Writes an event to an eventfd, on the ring because the write may block.
+    fn signal(&self, ring: &mut Ring, file: &OwnedFd) {
+        let fd = types::Fd(file.as_raw_fd());
+        let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
         let write = write.flags(squeue::Flags::SKIP_SUCCESS);
         // SAFETY: the bytes are a constant.
-        unsafe { ring.push(write, self.event(CALL)) };
+        unsafe { ring.push(write, self.event(CANCEL)) };
     }
 
-    // Changes.
-
-    /// The guest's device fails: this vring now, and the others when they see it.
+    /// Marks the guest's device as failed and stops this vring; the others stop in a later turn.
     fn fail(&mut self, fault: Fault) {
         if STRANGERS.allows() {
             tracing::warn!(
@@ -727,13 +728,10 @@ impl Vring {
         }
     }
 
-    /// Calls the guest on another eventfd.
+    /// Calls the guest on another file.
     pub fn set_call(&mut self, ring: &mut Ring, call: Option<OwnedFd>) {
-        // The kernel has the old file before it is closed.
-        ring.enter(0, None);
-        self.call = call;
-        // A call on the old file may have been missed.
-        self.signal(ring, self.call.as_ref().map(AsRawFd::as_raw_fd));
+        let name = self.event(CALL);
+        self.calls.replace(ring, call, name);
     }
 
     /// The range has this many bytes.
@@ -764,7 +762,7 @@ impl Vring {
         }
     }
 
-    /// Starts nothing on the ring. True if the kernel has nothing of it.
+    /// Cancels its pending read of a kick if `cancel`. True if no such read is pending.
     pub fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
         if self.kick_in_ring && cancel {
             ring.cancel(self.event(KICK), self.event(CANCEL));
@@ -772,7 +770,7 @@ impl Vring {
         !self.kick_in_ring
     }
 
-    /// Whether nothing is left to do; it may then be dropped. Otherwise it goes on to its end.
+    /// Whether it has ended and may be dropped. Cancels operations on the ring that delay its end.
     pub fn has_ended(&mut self, ring: &mut Ring) -> bool {
         let is_over = match self.state {
             State::Open => false,
@@ -787,11 +785,13 @@ impl Vring {
             ring.cancel(self.event(KICK), self.event(CANCEL));
             return false;
         }
-        // The kernel has the files of calls before they are closed.
-        ring.enter(0, None);
+        let (name, cancellation) = (self.event(CALL), self.event(CANCEL));
+        if !self.calls.has_ended(ring, name, cancellation) {
+            return false;
+        }
         match self.stopping.take() {
             Some(reply) => drop(reply.send(self.queue.base())),
-            // A guest that is drained or detached has no vring any longer, and no session.
+            // The session has not requested this end, so the session ends, too.
             None if self.closing.is_empty() => self.link.hang_up(),
             None => {}
         }

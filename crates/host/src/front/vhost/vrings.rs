@@ -3,7 +3,7 @@
 //! **Kicks and polling.** A vring is *awake* from a kick until the shard is about to sleep: its
 //! kicks are suppressed, and each turn of the shard reads its ring. Before the shard sleeps it
 //! polls the awake rings for a while ([`Front::polls_ns`]), which spares the guest an exit and the
-//! shard a wake-up; the time adapts to what that brings (`poll = auto`). Then the vrings
+//! shard a wake-up; the time adapts to the success of polls (`poll = auto`). Then the vrings
 //! sleep: their kicks are enabled, and their rings read once more ([`Front::rest`]).
 
 use std::sync::Arc;
@@ -21,10 +21,11 @@ use crate::shard::{Front, Notice};
 
 use std::sync::mpsc::Sender;
 
-/// The most orders that a vring gives a policy that stages before the policy lets some go. A guest
-/// makes requests about as fast as a shard takes them: without a bound, the first of them would
-/// wait for the last, and the guest would sleep meanwhile.
-const STAGED: u32 = 8;
+/// The most orders that a vring, or the queues of a controller, submit in a turn to a policy that
+/// stages. A guest makes requests about as fast as a shard takes them: without a bound, the
+/// policy would dispatch the first request only after the last one, and the guest would sleep
+/// meanwhile.
+pub(in crate::front) const STAGED: u32 = 8;
 
 /// When a shard polls the rings of its guests instead of sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,7 +50,7 @@ pub enum Message {
         /// Gets the position.
         reply: Sender<u32>,
     },
-    /// The guest's memory is another: the session's vrings on this shard go on in it.
+    /// The guest's memory has changed: the session's vrings on this shard use the new one.
     Memory {
         /// The session.
         session: u32,
@@ -65,8 +66,8 @@ pub enum Message {
         /// The eventfd, if there is to be one.
         file: Option<std::os::fd::OwnedFd>,
     },
-    /// The monitor has gone, or is given up: the vrings of its session end at once. The sender is
-    /// dropped when all of them have.
+    /// The monitor's session has ended: its vrings end at once. The sender is dropped when all of
+    /// them have ended.
     Close {
         /// The session.
         session: u32,
@@ -143,7 +144,7 @@ impl VhostFront {
         }
     }
 
-    /// Shows the guests what has ended, and drops the vrings that have.
+    /// Publishes the used buffers to the guests, and drops the vrings that have ended.
     fn publish(&mut self, ring: &mut Ring) {
         let (mut changed, mut has_called) = (std::mem::take(&mut self.changed), false);
         for index in changed.drain(..) {
@@ -263,9 +264,13 @@ impl Front for VhostFront {
     }
 
     fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
-        let Some(index) = Vring::kicked_index(event.data.value) else { return };
+        let Some((index, is_kick)) = Vring::of_event(event.data.value) else { return };
         let is_halted = self.is_halted;
         let Some(vring) = self.vring(index) else { return };
+        if !is_kick {
+            vring.called(ring);
+            return self.change(index);
+        }
         if vring.kicked(event.result) && !is_halted {
             vring.await_kick(ring);
         }
@@ -279,7 +284,7 @@ impl Front for VhostFront {
         ring: &mut Ring,
         path: &mut DataPath<P, D>,
     ) {
-        // The guests go on with what has ended while the shard takes their next requests.
+        // The guests process the used buffers while the shard takes their next requests.
         self.publish(ring);
         for &index in &self.awake {
             if let Some(vring) = self.vrings[usize::from(index)].as_mut()
@@ -291,7 +296,7 @@ impl Front for VhostFront {
         while path.has_room()
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
-            // A policy that stages has room for all, and orders them itself.
+            // A policy that stages schedules the orders itself, so weights do not bound the turn.
             let most = if P::IS_DIRECT { orders } else { STAGED };
             let turn = match self.vring(connection as usize) {
                 None => (0, false),
@@ -306,7 +311,7 @@ impl Front for VhostFront {
         let index = Vring::index_of(finished.cookie);
         let Some(vring) = self.vring(index) else { return };
         vring.finished(finished);
-        // The next piece of a request, or a place for another order, needs no kick.
+        // A blocked vring submits its next orders after a completion, without a kick.
         if vring.is_blocked() {
             self.awake(index);
         }
@@ -356,7 +361,7 @@ impl Front for VhostFront {
         let (mut may_sleep, vrings, poll) = (true, &mut self.vrings, self.poll);
         self.awake.retain(|&index| {
             let Some(vring) = vrings[usize::from(index)].as_mut() else { return false };
-            // One that waits for room goes on with a completion, and needs no kick.
+            // A blocked vring continues after a completion, and needs no kick.
             if vring.is_blocked() {
                 may_sleep &= !vring.is_cut_short();
                 return true;

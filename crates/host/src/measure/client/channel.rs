@@ -1,4 +1,4 @@
-//! A connection's two directions, with or without TLS: requests that are sent without a copy, and
+//! A connection's two directions, with or without TLS: sends requests without a copy, and receives
 //! replies.
 
 use std::collections::VecDeque;
@@ -13,11 +13,12 @@ use crate::nbd::wire::proto::{Command, EXTENDED_REQUEST_LEN, Request};
 
 /// The most pieces of memory in one send.
 const PIECES: usize = 64;
-/// Bytes from which TLS makes records before they are sent.
+/// The amount of plain text that TLS encrypts before the records are sent, in bytes.
 const BATCH: usize = 256 << 10;
-/// Bytes of records of one receive; no more than any buffer for their plain text.
+/// The largest amount of TLS records in one receive, in bytes; any buffer for their plain text is
+/// at least as large.
 const RECORDS: usize = 256 << 10;
-/// The least buffer for [`Channel::receive`], in bytes.
+/// The size of the smallest buffer for [`Channel::receive`], in bytes.
 pub(super) const ROOM: usize = RECORDS;
 
 /// One connection to a server.
@@ -30,7 +31,7 @@ pub(super) struct Channel {
 /// TLS and its records.
 struct Tls {
     session: Box<ClientConnection>,
-    /// Records; those from `sent` on are not yet sent.
+    /// TLS records; the bytes from `sent` on have not been sent.
     records: Vec<u8>,
     sent: usize,
     received: Vec<u8>,
@@ -53,7 +54,7 @@ impl Channel {
         self.outgoing.add(request);
     }
 
-    /// Sends as much as it can without waiting; true if all queued requests are sent.
+    /// Sends as many bytes as the socket accepts; true if all queued requests are sent.
     pub(super) fn send(&mut self) -> io::Result<bool> {
         loop {
             let sent = match &mut self.tls {
@@ -74,8 +75,8 @@ impl Channel {
         }
     }
 
-    /// Receives available bytes without waiting; `room` has at least [`ROOM`] bytes. 0 if none are
-    /// available now, an error if no more will come.
+    /// Receives available bytes without waiting; `room` has at least [`ROOM`] bytes. Returns 0 if
+    /// no bytes are available now, and an error if the stream has ended.
     pub(super) fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let into = match &mut self.tls {
             None => &mut *room,
@@ -100,7 +101,7 @@ impl Channel {
 }
 
 impl Tls {
-    /// Makes records to send if there are none; false if there is nothing more to send.
+    /// Makes TLS records if all earlier ones are sent; false if there is nothing to send.
     fn fill(&mut self, outgoing: &mut Outgoing) -> io::Result<bool> {
         if self.sent == self.records.len() {
             self.records.clear();
@@ -126,12 +127,13 @@ impl Tls {
         Ok(())
     }
 
-    /// The plain text of the first `count` received bytes, which is no longer than they are.
+    /// Decrypts the first `count` received bytes to `room`. The plain text is at most as long as
+    /// these bytes and the part of a record that TLS received before them.
     fn decrypt(&mut self, count: usize, room: &mut [u8]) -> io::Result<usize> {
         let mut records = &self.received[..count];
         let mut taken = 0;
         while !records.is_empty() {
-            // TLS takes as many records as it has room for, and the rest when its plain text has
+            // TLS accepts records until its buffer is full, and the rest after its plain text has
             // been read.
             self.session.read_tls(&mut records)?;
             self.session.process_new_packets().map_err(io::Error::other)?;
@@ -148,7 +150,7 @@ impl Tls {
     }
 }
 
-/// Requests not yet sent: headers, and after each of a write the payload that all writes share.
+/// Unsent requests: headers, each followed for a write by the payload that all writes share.
 #[derive(Default)]
 struct Outgoing {
     headers: Vec<u8>,
@@ -220,7 +222,7 @@ impl Outgoing {
                 self.pieces.pop_front();
             }
         }
-        // Pieces name headers by their positions, so the headers stay until no piece is left.
+        // Pieces refer to headers by offset, so the headers are kept until no piece is left.
         if self.pieces.is_empty() {
             self.headers.clear();
         }

@@ -1,7 +1,7 @@
-//! Finding a server and opening an export of it, in the clear or with TLS.
+//! Connecting to a server and opening one of its exports, in plain text or with TLS.
 //!
-//! Addresses are NBD URIs as in libnbd and qemu, and so are the files for TLS: a directory with
-//! `ca-cert.pem`, which must have signed the server's certificate, and, if there are any,
+//! Addresses are NBD URIs as in libnbd and qemu. The files for TLS are also as there: a directory
+//! with `ca-cert.pem`, which must have signed the server's certificate, and optionally
 //! `client-cert.pem` and `client-key.pem`.
 
 use std::io::{self, Read, Write};
@@ -27,8 +27,8 @@ use crate::nbd::wire::option::{info, opt, rep};
 use crate::nbd::wire::proto::magic;
 
 /// The send buffer to request from the kernel on a Unix socket, in bytes; the kernel grants it up
-/// to the system's limit. It is so large that the server finds the next large request in it while
-/// the client is woken for the reply to the last one.
+/// to the system's limit. It is large enough to hold the next large request, so that the server can
+/// receive that one while the client is being woken for the reply to the last one.
 const SEND_BUFFER: usize = 512 << 10;
 /// The longest answer to an option, in bytes.
 const ANSWER_MAX: u32 = 65_536;
@@ -63,9 +63,9 @@ pub struct TlsFiles {
 }
 
 impl Target {
-    /// From an NBD URI: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`; with TLS
-    /// `nbds+unix:` or `nbds:`, and `tls-certificates=DIRECTORY` and, if it is not the host's,
-    /// `tls-hostname=NAME` in the query.
+    /// Parses an NBD URI: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`. With TLS
+    /// the schemes are `nbds+unix:` or `nbds:`, and the query has `tls-certificates=DIRECTORY` and,
+    /// if the certificate's name is not the host's, `tls-hostname=NAME`.
     pub fn parse(uri: &str) -> Result<Target, String> {
         let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let unknown = || {
@@ -99,7 +99,7 @@ impl Target {
                 Some((host, port)) if !port.ends_with(']') => {
                     (host, port.parse().map_err(|_| format!("'{port}' is not a port number"))?)
                 }
-                // The port that IANA has assigned to NBD.
+                // The default port, which IANA has assigned to NBD.
                 _ => (authority, 10_809),
             };
             Server::Tcp(host.trim_start_matches('[').trim_end_matches(']').to_string(), port)
@@ -108,7 +108,7 @@ impl Target {
             (false, _) => None,
             (true, None) => {
                 return Err(
-                    "with TLS the URI says where certificates are: …?tls-certificates=DIRECTORY"
+                    "with TLS the URI names the directory of certificates: …?tls-certificates=DIRECTORY"
                         .into(),
                 );
             }
@@ -127,7 +127,7 @@ impl Target {
 trait Transport: Read + Write {}
 impl<T: Read + Write> Transport for T {}
 
-/// A socket during the handshake, which ends at a deadline however slowly the server sends.
+/// A socket during the handshake, with a deadline for the whole handshake.
 struct Timed {
     socket: OwnedFd,
     deadline: Instant,
@@ -139,7 +139,7 @@ impl Timed {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(address.address_family(), SocketType::STREAM, flags, None)?;
         let timed = Timed { socket, deadline };
-        // The timeout for sending bounds `connect`, too.
+        // The timeout for sending also bounds `connect`.
         timed.bound(Timeout::Send)?;
         match connect(&timed.socket, address) {
             Err(Errno::INPROGRESS | Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
@@ -153,13 +153,13 @@ impl Timed {
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // The kernel takes 0 for no bound, and counts in microseconds.
+        // For the kernel 0 means no bound, and it counts in microseconds.
         let left = left.max(Duration::from_micros(1));
         Ok(set_socket_timeout(&self.socket, direction, Some(left))?)
     }
 }
 
-/// The error of a call that its timeout ended.
+/// The error of a call that has failed or exceeded its timeout.
 fn timed_out(error: Errno) -> io::Error {
     if error == Errno::AGAIN { io::ErrorKind::TimedOut.into() } else { error.into() }
 }
@@ -241,7 +241,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// The client's side of the shortest handshake: TLS if it is wanted, then the export.
+/// The client's side of the shortest handshake: TLS if requested, then the export.
 fn open(
     stream: &mut dyn Transport,
     target: &Target,
@@ -253,7 +253,8 @@ fn open(
     {
         return Err(invalid("this is not an NBD server (newstyle)"));
     }
-    // Fixed newstyle, and no zeroes: the answer to `EXPORT_NAME` ends after ten bytes.
+    // The client requests fixed newstyle and no zeroes, so the answer to `EXPORT_NAME` ends after
+    // ten bytes.
     stream.write_all(&3u32.to_be_bytes())?;
     let Some(files) = &target.tls else { return Ok((None, open_export(stream, &target.export)?)) };
     send_option(stream, opt::STARTTLS, &[])?;
@@ -265,13 +266,12 @@ fn open(
         Box::new(connect_as(&files.certificates, &files.host).map_err(io::Error::other)?);
     let size =
         open_export(&mut rustls::Stream::new(&mut *session, &mut { stream }), &target.export)?;
-    // Later writes to the session bound their own batches.
+    // The code that writes to the session from here on bounds its own batches.
     session.set_buffer_limit(None);
     Ok((Some(session), size))
 }
 
-/// Opens an export by `GO`, or by `EXPORT_NAME` on servers that do not know it; returns its size in
-/// bytes.
+/// Opens an export by `GO`, or by `EXPORT_NAME` on servers without `GO`; returns its size in bytes.
 fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
     let mut go = Vec::from((export.len() as u32).to_be_bytes());
     go.extend_from_slice(export.as_bytes());
@@ -282,14 +282,14 @@ fn open_export(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
         match answer(stream)? {
             (rep::ACK, _) => {
                 return size
-                    .ok_or_else(|| invalid("the server did not say how large the export is"));
+                    .ok_or_else(|| invalid("the server did not send the size of the export"));
             }
             (rep::INFO, data) if data.len() >= 12 && data[..2] == info::EXPORT.to_be_bytes() => {
                 size = data[2..10].try_into().ok().map(u64::from_be_bytes);
             }
-            // By the specification a client ignores information that it does not know.
+            // The specification requires that a client ignores unknown information.
             (rep::INFO, _) => {}
-            // By the specification clients fall back to `EXPORT_NAME` for old servers.
+            // The specification requires that clients fall back to `EXPORT_NAME` on old servers.
             (rep::ERR_UNSUP, _) => return open_by_name(stream, export),
             (kind, data) => return Err(refusal(kind, &data)),
         }
@@ -303,7 +303,7 @@ fn refusal(kind: u32, message: &[u8]) -> io::Error {
     ))
 }
 
-/// Opens an export the old way.
+/// Opens an export by `EXPORT_NAME`.
 fn open_by_name(stream: &mut dyn Transport, export: &str) -> io::Result<u64> {
     send_option(stream, opt::EXPORT_NAME, export.as_bytes())?;
     let mut reply = [0; 10];
@@ -329,7 +329,7 @@ fn answer(stream: &mut dyn Transport) -> io::Result<(u32, Vec<u8>)> {
     };
     let (kind, length) = (word(12), word(16));
     if header[..8] != magic::OPTION_REPLY.to_be_bytes() || length > ANSWER_MAX {
-        return Err(invalid("the server sent something that is no reply to an option"));
+        return Err(invalid("the server sent bytes that are not a reply to an option"));
     }
     let mut data = vec![0; length as usize];
     stream.read_exact(&mut data)?;

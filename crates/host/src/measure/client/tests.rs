@@ -8,7 +8,8 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A server that calls `serve` with its first connection, and the job of a client of it.
+/// Starts a server that calls `serve` with its first connection; returns the job of a client that
+/// connects to it.
 fn server(
     serve: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (tempfile::TempDir, Job, JoinHandle<()>) {
@@ -32,10 +33,10 @@ fn server(
     (folder, job, thread)
 }
 
-/// The shortest handshake, of an export of 1 MiB.
+/// Performs the shortest handshake, for an export of 1 MiB.
 fn shake_hands(stream: &mut UnixStream) {
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
-    // The client's flags, and the option GO with an empty name.
+    // These are the client's flags, and the option GO with an empty name.
     stream.read_exact(&mut [0; 4 + 16 + 6]).unwrap();
     let reply = |kind: u32, data: &[u8]| {
         let head = [&magic::OPTION_REPLY.to_be_bytes()[..], &7u32.to_be_bytes()].concat();
@@ -58,7 +59,8 @@ fn answer(stream: &mut UnixStream, reads: usize) {
     }
 }
 
-/// The requests that are counted in this window by a client that is cut off after 100 replies.
+/// The number of requests that a client counts in this window if the server closes the connection
+/// after 100 replies.
 fn counted(begins_ns: u64, ends_ns: u64) -> u64 {
     let window = Window { begins_ns, ends_ns, is_cut: Arc::default() };
     let is_cut = window.is_cut.clone();
@@ -73,7 +75,8 @@ fn counted(begins_ns: u64, ends_ns: u64) -> u64 {
     stats.operations()
 }
 
-/// The replies of the warm-up were counted if the server answered none during the measurement.
+/// Replies of the warm-up must not be counted, even if the server answers none during the
+/// measurement.
 #[test]
 fn replies_count_if_they_come_in_the_window() {
     assert_eq!(counted(u64::MAX - 1, u64::MAX), 0, "all of them came before it");
@@ -85,7 +88,7 @@ fn a_server_that_stops_answering_ends_the_run_with_the_reason() {
     let (_folder, job, thread) = server(|mut stream| {
         shake_hands(&mut stream);
         answer(&mut stream, 100);
-        // This reads until the client has timed out.
+        // This reads until the client has timed out and disconnected.
         while stream.read(&mut [0; 512]).is_ok_and(|count| count > 0) {}
     });
     let job = Job { timeout: TIMEOUT, ..job };

@@ -1,8 +1,8 @@
-//! Jobs on the direct path: a pinned thread that only makes requests and polls for their
+//! Jobs on the direct path: a pinned thread that only submits requests and polls for their
 //! completions.
 //!
-//! A turn reads the clock once: requests that complete in one turn are counted with the time at the
-//! beginning of the next, so a latency includes the whole turn, as on the path of the shards.
+//! A turn reads the clock once. Requests that complete in a turn are counted with the time at the
+//! beginning of the next turn, so a latency includes the whole turn, as on the path of the shards.
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::shard::pool::Shards;
 use crate::shard::shared::Common;
 use crate::shard::{Front, Message};
 
-/// Starts a thread for each port, with the jobs that `front` gives it.
+/// Starts a thread for each port, with the jobs that `front` returns for it.
 pub(super) fn start<P: Port + 'static, D: Device>(
     ports: Vec<P>,
     common: &Common<D>,
@@ -71,7 +71,7 @@ impl<P: Port, D: Device> Client<P, D> {
         })
     }
 
-    /// Runs until the thread gets [`Message::Stop`] and all requests in flight are completed.
+    /// Runs until the thread receives [`Message::Stop`] and all requests in flight are completed.
     fn run(mut self) {
         loop {
             self.take_messages();
@@ -84,7 +84,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 if self.front.stopping {
                     break;
                 }
-                // There is no work before a job's time comes, so other threads may have the CPU.
+                // Until the next job's time there is no work, so other threads may use the CPU.
                 std::thread::yield_now();
             }
         }
@@ -99,7 +99,7 @@ impl<P: Port, D: Device> Client<P, D> {
                 Message::Front(begins_ns) => self.front.begin(begins_ns),
                 Message::Notice(_) | Message::Wipe(_) | Message::EndWipes(_) => {}
                 Message::Cut(cut) => drop(cut),
-                // The receiver may have been dropped meanwhile.
+                // The receiver may already have been dropped.
                 Message::Stats(reply) => drop(reply.send((self.index, self.report()))),
                 Message::Forget(_) | Message::Record(_) => {}
                 Message::Recorded(reply) => drop(reply.send((self.index, Recording::default()))),

@@ -1,13 +1,15 @@
-//! Threads that move between cores: a job's home changes to another shard at intervals.
+//! Jobs that move between shards, as threads move between cores: a job's shard changes at
+//! intervals.
 //!
-//! **Problem.** If one thread of each tenant is pinned to each shard, all tenants get equal service
-//! from the CPUs alone: a scheduler that acts on their lead over each other then has nothing to do.
-//! An operating system moves threads between cores. **Model.** Every shard has all jobs and runs
-//! the ones whose home it is. The homes follow from the number of the interval alone, so shards
-//! agree on them without communication: running jobs are dealt out at random, as many to each shard
-//! as to any other or one more. A request ends where it began, and the next one begins at home.
-//! **Memory order.** The requests that a job may still send are counted in one word for all shards,
-//! which guards no other data: relaxed.
+//! **Problem.** If one thread of each tenant is pinned to each shard, the CPUs alone give all
+//! tenants equal service, and a scheduler that limits the lead of one tenant over another has
+//! nothing to do. An operating system, however, moves threads between cores. **Model.** Every shard
+//! has all jobs and runs those whose home it is. The homes depend only on the number of the
+//! interval and on the jobs that run when it begins, so shards agree on them without communication:
+//! running jobs are distributed at random, and the shards' numbers of jobs differ by at most one. A
+//! request ends on the shard where it began, and the job's next one begins on its home. **Memory
+//! order.** The requests that a job may still send are counted in one word for all shards, which
+//! guards no other data, so access is relaxed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,15 +29,15 @@ const LOOK_AGAIN_NS: u64 = 20_000;
 pub(super) struct Moves {
     interval_ns: u64,
     shards: usize,
-    /// The start and the end of each job, after the start of the measurement; a job that starts at
-    /// 0 runs during the warm-up, too.
+    /// The start and the end of each job, relative to the start of the measurement; a job that
+    /// starts at 0 also runs during the warm-up.
     lives_ns: Vec<(u64, u64)>,
     /// The number of requests that each job may still send.
     spare: Box<[CachePadded<AtomicU32>]>,
 }
 
 impl Moves {
-    /// Jobs that are placed anew every `interval_ns`.
+    /// Jobs whose homes change every `interval_ns`.
     pub(super) fn new(jobs: &[Job], shards: usize, interval_ns: u64) -> Moves {
         let spare = |job: &Job| CachePadded::new(AtomicU32::new(job.depth.into()));
         Moves {
@@ -46,7 +48,7 @@ impl Moves {
         }
     }
 
-    /// Each job's shard during the interval of `now_ns`, in a run whose measurement begins at
+    /// Each job's home in the interval that contains `now_ns`, in a run whose measurement begins at
     /// `begins_ns`.
     fn homes(&self, now_ns: u64, begins_ns: u64) -> Vec<usize> {
         let mut rng = SmallRng::seed_from_u64(now_ns / self.interval_ns);
@@ -71,7 +73,7 @@ impl Moves {
     }
 }
 
-/// The jobs at home on one shard.
+/// The jobs whose home is one shard.
 pub(super) struct Homes {
     moves: Arc<Moves>,
     shard: usize,
@@ -96,8 +98,8 @@ impl Homes {
         }
     }
 
-    /// True if the job is at home here and may send a request; [`Self::give`] must be called when
-    /// that has ended.
+    /// True if the job's home is here and it may send a request; [`Self::give`] must be called when
+    /// that request has ended.
     #[inline]
     pub(super) fn take(&self, job: usize) -> bool {
         let less = |spare: u32| spare.checked_sub(1);
@@ -107,7 +109,7 @@ impl Homes {
                 .is_ok()
     }
 
-    /// Notes that one of the job's requests has completed, or was not sent.
+    /// Records that one of the job's requests has completed, or was not sent.
     #[inline]
     pub(super) fn give(&self, job: usize) {
         self.moves.spare[job].fetch_add(1, Ordering::Relaxed);
@@ -128,8 +130,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each job has one home, shards are dealt evenly to running jobs, and all shards agree on
-        /// the homes.
+        /// Each job has one home, running jobs are distributed evenly over shards, and all shards
+        /// agree on the homes.
         #[test]
         fn homes_are_dealt_evenly(jobs in 1..20usize, late in 0..10usize, shards in 1..8usize, interval in 0..100u64) {
             let (policy, _ports) = NonePolicy::<fairq_core::Native>::new(1, 1, 1).unwrap();

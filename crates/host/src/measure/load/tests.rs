@@ -1,4 +1,4 @@
-//! Jobs, and runs of them.
+//! Tests of jobs and of load runs.
 
 use super::*;
 use std::cell::Cell;
@@ -59,7 +59,7 @@ fn counts_what_it_did(path: Path) {
     let got = &run.tenants[0];
     assert!(got.reads > 0 && run.elapsed >= times.measured, "{got:?}");
     assert!(got.read_bytes == got.reads * 4096);
-    // 10,000 writes a second for the time measured.
+    // The job submits 10,000 writes a second for the measured time.
     let expected = 10_000.0 * run.elapsed.as_secs_f64();
     assert!(
         (got.writes as f64) <= expected * 1.05 + 2.0 && got.writes > 0,
@@ -85,7 +85,7 @@ fn lives_as_long_as_it_is_told(path: Path) {
     assert!(run.class_weights.is_empty(), "`none` wants no weights");
 }
 
-/// The number of requests that a front end makes at a time: at most `depth`, which then are
+/// The number of requests that a front end submits at a time, at most `depth`; they are then
 /// finished.
 fn made(front: &mut LoadFront, now_ns: u64) -> usize {
     front.look(now_ns);
@@ -126,7 +126,7 @@ fn a_job_that_is_there_from_the_start_counts_from_the_beginning_of_the_measureme
     assert_eq!(total_series(1, &[(0, series)]), [[4096, 4096]]);
 }
 
-/// A job that only one of the shards ran would be away half of the intervals.
+/// If only one shard ran this job, the job would not run in half of the intervals.
 #[test]
 fn a_job_that_moves_is_on_one_shard_at_all_times() {
     let moves = Arc::new(Moves::new(&[job(flow())], 2, 1_000));
@@ -152,7 +152,7 @@ fn a_run_whose_time_jumps_is_disturbed_and_one_that_stalls_before_it_is_not() {
         fn now_ns(&self) -> u64 {
             self.clock.now_ns() + self.jumped.get()
         }
-        /// The first sleep takes a minute more, which does not pass for the shards.
+        /// The first sleep takes a minute more on this clock, but not for the shards.
         fn sleep(&self, duration: Duration) {
             std::thread::sleep(duration);
             self.jumped.set(JUMP.as_nanos() as u64);
@@ -196,8 +196,8 @@ fn a_job_lives_as_long_as_it_is_told_and_its_series_shows_it() {
     lives_as_long_as_it_is_told(Path::Direct);
 }
 
-/// A device that completes at once takes all that a shard may submit in each turn: without turns,
-/// all of it were the first job's.
+/// A device that completes at once accepts all requests that a shard may submit in each turn.
+/// Without rotation, all of them would be the first job's.
 #[test]
 fn jobs_of_one_shard_take_turns() {
     let (policy, ports) = NonePolicy::<fairq_core::Native>::new(1, 4, 256).unwrap();
@@ -223,8 +223,8 @@ fn a_policy_that_stages_is_refused_the_direct_path() {
     assert!(refused.to_string().contains("never holds a request back"), "{refused}");
 }
 
-/// Shards that end must deliver the wake-ups of their last completions: with one slot, the shard
-/// that ended last waited for it for ever.
+/// Shards that end must deliver the wake-ups of their last completions. Otherwise, with a single
+/// slot, the shard that ends last waits for a wake-up for ever.
 #[test]
 fn a_shard_that_ends_wakes_those_that_it_unblocked() {
     let (sender, done) = std::sync::mpsc::channel();

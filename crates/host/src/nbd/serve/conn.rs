@@ -1,20 +1,20 @@
 //! One NBD connection in its transmission phase, as a shard serves it.
 //!
 //! ```text
-//!   socket ─ recv ─▶ inbuf ─ parse ─▶ LiveRequest ─ pieces ─▶ orders ─▶ data path
-//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all orders finished ◀─────────────────┘
+//!   socket ─ recv ─▶ incoming ─ parse ─▶ LiveRequest ─ pieces ─▶ orders ─▶ data path
+//!   socket ◀─ send ─ outbox ◀─ ready ◀─ all orders finished ◀────────────────────┘
 //! ```
 //!
-//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers.
-//! When either is exhausted the next request stays where it is (`Intake::Stalled`), nothing more is
-//! read from this socket, and the client feels it; no other connection does.
+//! **Bounds.** A connection has a fixed number of requests in flight and one region of buffers. If
+//! either is exhausted, the next request is not taken in (`Intake::Stalled`) and the server stops
+//! reading this socket. This delays this client and no other connection.
 //!
-//! **Ownership.** An op has one buffer for all its data, so that one receive takes all of its
-//! payload that has come. A piece's part of it is the socket's while a receive names it, the
-//! device's between submit and finish, the socket's again while the reply is sent; the op frees the
-//! buffer when the reply has left. So a reply is the server's own memory until it is the socket's,
-//! and shows nothing that is written to the file later. Ops live in a boxed slice that never moves,
-//! because replies are sent from the headers inside them.
+//! **Ownership.** An *op* is the slot of a request in flight (`LiveRequest`). It has one buffer
+//! for all data of the request, so that one receive takes all of the payload that has arrived. Each
+//! piece has a part of this buffer. The part belongs to the socket during a receive, to the device
+//! between submit and finish, and to the socket again while the reply is sent; the buffer is freed
+//! when the reply has been sent. So later writes to the file cannot change a reply. Ops are in a
+//! boxed slice that never moves, because replies are sent from the headers in them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -51,18 +51,20 @@ use behind::Behind;
 use ending::{Closed, Farewell};
 pub use packed::{Packed, Rest};
 
-/// Extents in one block status reply.
+/// The largest number of extents in one block status reply.
 const MAX_EXTENTS: usize = 128;
-/// Pieces of memory in a reply: a header, and data.
+/// The pieces of memory in a reply: a header, and data.
 const REPLY_PIECES: usize = 2;
-/// A payload of at least this much is received straight into its buffer, and then just the header
-/// that follows it; a smaller one goes through `inbuf` with whatever follows it.
+/// A payload of at least this many bytes is received directly into its buffer, and the next receive
+/// then takes only the header after it. A smaller payload is received into `incoming` with the
+/// bytes after it.
 const DIRECT_PAYLOAD: u64 = 16 << 10;
-/// Why a request fails that has waited too long for an earlier connection's.
+/// The reason in the reply to a request that has waited too long for an earlier connection's
+/// writes.
 const LATE: &str =
     "writes of an earlier connection to the same bytes have not ended on the storage";
-/// The most of a payload that one receive takes, in bytes: a batch of orders. The received bytes
-/// are then still in a cache when the device takes them.
+/// The most payload that one receive takes, in bytes: as many pieces as the shard issues in a
+/// batch. The received bytes are then still in a cache when the device takes them.
 const PAYLOAD_PART: usize = 8 * PIECE as usize;
 
 /// Bounds of one connection.
@@ -75,12 +77,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Room for one request of the largest size and some small ones beside it.
+    /// Memory for one request of the largest size and some small ones, in bytes.
     pub const MIN_MEMORY: usize = 40 << 20;
 
-    /// The live requests that a shard must be able to hold so that no connection ever waits for
-    /// another's to end: each request in flight is one order, and the memory has room for so many
-    /// whole pieces more.
+    /// The number of tags that a shard needs, so that no connection ever waits for another's
+    /// requests to end. A tag is needed for each order: at least one for each request in flight,
+    /// and one for each of the `memory / PIECE` whole pieces that the memory holds.
     pub const fn tags(&self, connections: usize) -> usize {
         connections * (self.depth as usize + self.memory / PIECE as usize)
     }
@@ -92,25 +94,25 @@ impl Default for Limits {
     }
 }
 
-/// Where the connection is in the stream of requests.
+/// The connection's position in the stream of requests.
 enum Intake {
-    /// At a request's header.
+    /// The next bytes are a request's header.
     Header,
-    /// A request for which there was no room.
+    /// A request waits for a free op or for buffer memory.
     Stalled(Request),
-    /// In the payload of a write: this op.
+    /// The next bytes are the payload of this op, a write.
     Payload { op: u16 },
-    /// In the payload of a refused request: bytes to skip, then answer with the error.
+    /// The payload of a refused request is skipped (`skip` bytes); then the error is sent.
     Refused { request: Request, error: NbdError, skip: u64 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Serving.
+    /// The connection serves requests.
     Open,
-    /// Takes no more requests, answers those it has.
+    /// It accepts no more requests, and answers the requests it has.
     Draining,
-    /// Answers nothing any more; waits for what others still hold.
+    /// It sends no more replies; it waits until the device and the ring have returned its buffers.
     Dead,
 }
 
@@ -122,23 +124,23 @@ pub struct Conn {
     style: ReplyStyle,
     volume: Volume,
     client: Client,
-    /// Over when all shards have found out which clients of its tenant have ended; until then it
-    /// takes nothing in.
+    /// The barrier at which all shards report which clients of this tenant have ended. The
+    /// connection takes nothing in before the barrier is released.
     gate: Option<Arc<Meeting>>,
     region: Region,
     incoming: Incoming,
     intake: Intake,
-    /// The last request had a large payload.
+    /// Whether the last request had a large payload.
     is_bulky: bool,
     ops: Box<[LiveRequest]>,
     free: Vec<u16>,
-    /// Ops with orders that are yet to be submitted.
+    /// Ops with orders that have not yet been submitted.
     to_submit: VecDeque<u16>,
-    /// It waits for its turn to do that.
+    /// Whether the connection is queued for its turn to submit.
     has_turn: bool,
     /// Ops that wait for requests of clients that have ended.
     behind: VecDeque<Behind>,
-    /// Ops that are questions of what a range holds, and whether one has been put.
+    /// Block status requests that wait for the surveyor, and whether one is with the surveyor.
     to_ask: VecDeque<u16>,
     is_asking: bool,
     /// Ops whose reply is ready.
@@ -147,32 +149,32 @@ pub struct Conn {
     pacing: Pacing,
     state: State,
     farewell: Farewell,
-    /// The client's stream is received to its end.
+    /// Whether the end of the client's stream has been received.
     is_received: bool,
-    /// A request that has no room does not keep the stream behind it from being received.
+    /// Whether the stream is received further while a request waits for buffers.
     reads_ahead: bool,
-    /// The peer reads nothing: answers are dropped.
+    /// Whether the peer no longer reads, so that replies are dropped.
     is_unread: bool,
-    /// The client has taken bytes since the last check.
+    /// Whether the client has taken bytes since the last check.
     has_taken: bool,
-    /// For how many seconds a client that leaves has been waited for.
+    /// The number of seconds for which the server has waited for a client that leaves.
     waited_s: u8,
-    /// Its tenant has been removed.
+    /// Whether its tenant has been removed.
     is_detached: bool,
-    /// It has begun a request since the last check.
+    /// Whether it has begun a request since the last check.
     was_used: bool,
-    /// Its staged requests have been cancelled, as far as that was possible.
+    /// Whether its staged requests have been cancelled, where that was possible.
     is_cancelled: bool,
-    /// It starts no operation on the ring.
+    /// Whether the shard is paused, so that the connection starts no operation on the ring.
     is_halted: bool,
 }
 
 /// Kinds of ring operations of a connection, in the low bits of their user data.
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
-/// The pause before a receive begins; nothing waits for its end.
+/// The pause before a receive begins. Its completion is ignored.
 const PAUSE: u64 = 2;
-/// The cancellation of one of these; nothing waits for its end, either.
+/// The cancellation of one of these operations. Its completion is ignored as well.
 const CANCEL: u64 = 3;
 
 /// The user data's value of an operation of connection `index`.
@@ -236,19 +238,20 @@ impl Conn {
         }
     }
 
-    /// Its volume has this many bytes now. Its client knows the size of the time when it
-    /// connected: it finds a smaller one out by an error, and a larger one when it connects again.
+    /// The volume now has this many bytes. The client still uses the size that it received when it
+    /// connected: if the volume is smaller, its requests beyond the end fail; if it is larger, the
+    /// client has to connect again to use the rest.
     pub(super) fn resize(&mut self, size: u64) {
         self.volume.size = self.volume.size.min(size);
     }
 
-    /// It takes nothing in before this meeting is over.
+    /// Makes the connection take nothing in until this barrier is released.
     pub fn after(self, gate: Option<Arc<Meeting>>) -> Conn {
         Conn { gate, ..self }
     }
 
-    /// Takes in the received requests for which there is room, and starts the next receive. Their
-    /// orders are submitted in the connection's turn.
+    /// Takes in the received requests while ops and buffers are free, and starts the next receive.
+    /// Their orders are submitted in the connection's turn.
     pub fn arrivals(&mut self, ring: &mut Ring, survey: &mut SurveyClient) {
         if self.state == State::Dead {
             return self.discard();
@@ -269,13 +272,13 @@ impl Conn {
         self.receive(ring);
     }
 
-    /// Whether it has orders to submit and does not wait for its turn yet; it does then.
+    /// Whether it has orders to submit and is not yet queued for its turn; it then is queued.
     pub fn wants_turn(&mut self) -> bool {
         !self.to_submit.is_empty() && !std::mem::replace(&mut self.has_turn, true)
     }
 
-    /// Submits at most so many orders. Gives how many they were, and whether it waits for another
-    /// turn.
+    /// Submits at most `most` orders. Returns their number, and whether the connection needs
+    /// another turn.
     pub fn take_turn<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -283,7 +286,7 @@ impl Conn {
         path: &mut DataPath<P, D>,
         orders: u32,
     ) -> (u32, bool) {
-        // The turn may be that of a connection which had this one's place.
+        // The turn may have been queued by an earlier connection with the same index.
         if !self.has_turn {
             return (0, false);
         }
@@ -292,12 +295,12 @@ impl Conn {
         (given, self.has_turn)
     }
 
-    /// The number of its tenant.
+    /// The number of the connection's tenant.
     pub fn tenant(&self) -> u16 {
         self.volume.tenant
     }
 
-    /// Takes one step through the stream of requests; false if it cannot go on now.
+    /// Takes one step through the stream of requests; false if it has to wait for bytes or buffers.
     fn take_in(&mut self) -> bool {
         match std::mem::replace(&mut self.intake, Intake::Header) {
             Intake::Header => {
@@ -323,12 +326,12 @@ impl Conn {
         }
     }
 
-    /// Whether it has a request for which there is no room.
+    /// Whether a request waits for a free op or for buffers.
     fn is_stalled(&self) -> bool {
         matches!(self.intake, Intake::Stalled(_) | Intake::Refused { skip: 0, .. })
     }
 
-    /// Gets more bytes that came earlier; false if there are none.
+    /// Moves bytes that were received earlier into `incoming`; false if there are none.
     fn refill(&mut self) -> bool {
         self.incoming.refill().unwrap_or_else(|error| {
             self.end_tls(&error);
@@ -336,7 +339,7 @@ impl Conn {
         })
     }
 
-    /// The received bytes are no TLS, so the connection ends.
+    /// Closes the connection, because the received bytes are not valid TLS.
     fn end_tls(&mut self, error: &rustls::Error) {
         if STRANGERS.allows() {
             tracing::warn!(connection = self.index, %error, "TLS: closing the connection");
@@ -344,7 +347,7 @@ impl Conn {
         self.hang_up();
     }
 
-    /// Starts a request; false if it has to wait for room.
+    /// Starts a request; false if it has to wait for a free op or for buffers.
     fn begin(&mut self, request: Request) -> bool {
         if request.command == Command::Disconnect {
             self.farewell = Farewell::GoodBye;
@@ -355,7 +358,7 @@ impl Conn {
         self.is_bulky = false;
         self.was_used = true;
         if let Err(error) = validate(&request, &self.negotiated) {
-            // The payload of a refused write comes all the same, and the next header is behind it.
+            // The client sends the payload of a refused write anyway, before its next header.
             return self.skip(request, error, request.payload(self.negotiated.extended));
         }
         let Some(index) = self.free.pop() else {
@@ -384,7 +387,7 @@ impl Conn {
         true
     }
 
-    /// Notes that an op has orders to submit.
+    /// Queues an op whose orders are to be submitted.
     fn enqueue(&mut self, index: u16) {
         let op = &mut self.ops[usize::from(index)];
         if !op.queued {
@@ -393,20 +396,20 @@ impl Conn {
         }
     }
 
-    /// Copies payload that has come into the op's buffer; false if more has to come first.
+    /// Copies received payload into the op's buffer; false if the payload is not yet complete.
     fn take_payload(&mut self, index: u16) -> bool {
         let count = self.incoming.read(self.ops[usize::from(index)].unfilled());
         self.payload_came(index, count as u32) || self.refill()
     }
 
-    /// Notes that so much of a write's payload is in its buffer: pieces that are complete may be
-    /// submitted. True if that was all.
+    /// Records that `count` more bytes of a write's payload are in its buffer, so that complete
+    /// pieces may be submitted. True if the payload is complete.
     fn payload_came(&mut self, index: u16, count: u32) -> bool {
         let op = &mut self.ops[usize::from(index)];
         op.orders.data_came(count.into());
         let is_complete = op.orders.is_ready();
         self.intake = if is_complete { Intake::Header } else { Intake::Payload { op: index } };
-        // A write that has already failed is answered when its payload has come to its end.
+        // A write that has already failed is answered after its whole payload has arrived.
         if is_complete || op.orders.is_submittable() {
             self.enqueue(index);
         }
@@ -423,13 +426,13 @@ impl Conn {
             self.enqueue(index);
             return true;
         }
-        // A refusal needs an op, too: its tenant is charged for it, and its reply needs a place.
-        // With all of the payload skipped it waits until `flush` frees one.
+        // A refusal needs an op, too, because the tenant is charged for it and its reply has a
+        // header. Once all of the payload is skipped, it waits until `flush` frees an op.
         self.intake = Intake::Refused { request, error, skip };
         skip > 0 && self.refill()
     }
 
-    /// Puts the next question of what a range holds, if the last has been answered.
+    /// Sends the next block status request to the surveyor, if the last one has been answered.
     fn ask(&mut self, survey: &mut SurveyClient) {
         if self.is_asking || self.state == State::Dead {
             return;
@@ -450,13 +453,13 @@ impl Conn {
         });
     }
 
-    /// Takes the answer to a question, and makes it a reply.
+    /// Turns the surveyor's answer into a reply.
     pub(super) fn surveyed(&mut self, Answer { op: index, extents, .. }: Answer) {
         self.is_asking = false;
         let op = &mut self.ops[usize::from(index)];
         op.is_asked = false;
         let request = op.request;
-        // An answer without an extent is not allowed: then, as after a failure, it is `EIO`.
+        // The protocol requires an extent. Without one, as after a failure, the reply is `EIO`.
         let reply = extents.ok().and_then(|extents| {
             let context = self.negotiated.base_allocation?;
             let mut bytes = vec![0; BlockStatus::buffer_len(MAX_EXTENTS)];
@@ -476,7 +479,7 @@ impl Conn {
         self.answer(index, reply);
     }
 
-    /// Submits at most so many orders while the shard has room for them; gives their number.
+    /// Submits at most `most` orders while the shard has tags for them; returns their number.
     fn submit<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -500,7 +503,7 @@ impl Conn {
             if !op.orders.is_submittable() {
                 op.queued = false;
                 self.to_submit.pop_front();
-                // A write that failed early is answered when the rest of its payload has come.
+                // A write that failed early is answered when the rest of its payload has arrived.
                 self.answer_if_over(index);
                 continue;
             }
@@ -527,7 +530,7 @@ impl Conn {
         given
     }
 
-    /// Takes a finished order.
+    /// Handles a finished order.
     pub fn finished(&mut self, Finished { cookie, errno, .. }: Finished) {
         let index = cookie as u16;
         let op = &mut self.ops[usize::from(index)];
@@ -538,15 +541,15 @@ impl Conn {
         self.answer_if_over(index);
     }
 
-    /// Answers an op if nothing more will happen to it. An op in `to_submit` is answered when it
-    /// leaves that list.
+    /// Answers an op if it has no payload to receive and no order to finish. An op in `to_submit`
+    /// is answered when it leaves that list.
     fn answer_if_over(&mut self, index: u16) {
         let op = &self.ops[usize::from(index)];
         let in_payload = matches!(self.intake, Intake::Payload { op } if op == index);
         if op.queued || !op.is_finished() || in_payload || !matches!(op.reply, Reply::Pending) {
             return;
         }
-        // Its tenant has been charged by an order without work; the surveyor gives the answer.
+        // An order without work has charged the tenant; the surveyor then provides the answer.
         if op.orders.errno() == 0
             && op.refusal.is_none()
             && op.request.command == Command::BlockStatus
@@ -594,7 +597,7 @@ impl Conn {
         self.free.push(index);
     }
 
-    /// Sends the replies that are ready. True if that made room for a request that waits for it.
+    /// Sends the replies that are ready. True if this freed an op or buffers for a waiting request.
     pub fn flush(&mut self, ring: &mut Ring) -> bool {
         let free = self.free.len();
         loop {
@@ -633,13 +636,13 @@ impl Conn {
         self.state == State::Open && waits && self.free.len() > free
     }
 
-    /// Whether it has orders that the shard had no room for, or that wait for other connections:
-    /// both end with an event or a wake-up.
+    /// Whether it has orders that wait for the shard's tags or for other connections. Both waits
+    /// end with an event or a wake-up.
     pub fn has_unsubmitted(&self) -> bool {
         !self.to_submit.is_empty() || !self.behind.is_empty() || self.gate.is_some()
     }
 
-    /// Sends what is in the outbox: at once if the socket takes it, else when it does.
+    /// Sends the outbox: at once, or otherwise when the socket is writable.
     fn send(&mut self, ring: &mut Ring) {
         match self.outbox.send_now(&self.fd, self.incoming.tls()) {
             Ok(true) => {
@@ -663,7 +666,7 @@ impl Conn {
         }
     }
 
-    /// Everything in the outbox has left, or never will.
+    /// Frees the ops in the outbox: their replies have been sent, or will never be sent.
     fn sent(&mut self) {
         let mut sending = std::mem::take(&mut self.outbox.sending);
         sending.drain(..).for_each(|index| self.release(index));
@@ -671,8 +674,8 @@ impl Conn {
         self.outbox.clear();
     }
 
-    /// Asks for more bytes, if there is room for them and use: at once, or when the client has read
-    /// most of its replies.
+    /// Starts a receive if its bytes are needed and there is memory for them: at once, or when the
+    /// client has read most of its replies.
     fn receive(&mut self, ring: &mut Ring) {
         let has_more = self.incoming.in_ring || self.incoming.replay().is_some();
         if self.state != State::Open || has_more || self.is_received {
@@ -681,7 +684,7 @@ impl Conn {
         let payload = match self.intake {
             // A socket that is not read fills, and its client waits: this is the back pressure.
             Intake::Stalled(_) if !self.reads_ahead && !self.is_unread => return,
-            // TLS has to decrypt first, and bytes that wait in `incoming` come before the socket's.
+            // TLS has to decrypt first, and bytes in `incoming` precede those in the socket.
             Intake::Payload { op }
                 if !self.incoming.is_tls() && self.incoming.bytes().is_empty() =>
             {
@@ -703,9 +706,9 @@ impl Conn {
         let Some(entry) = entry else { return };
         let name = |kind| UserData { asker: Asker::Nbd, value: event_value(self.index, kind) };
         // SAFETY: the bytes are free space of `incoming`, or the rest of the buffer that the
-        // payload goes to; neither is accessed or freed while `in_ring` is set, which the event of
-        // this operation clears. The message is boxed and changed by the next receive only, and the
-        // time is a static.
+        // payload goes to. Neither is accessed or freed while `in_ring` is set, which the event of
+        // this operation clears. The message is boxed and changed only by the next receive, and the
+        // timeout is a static.
         unsafe {
             if self.pacing.can_pause() && self.incoming.direct == 0 {
                 let writable = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
@@ -722,7 +725,7 @@ impl Conn {
         self.incoming.in_ring = true;
     }
 
-    /// Takes the event of a ring operation.
+    /// Handles the event of a ring operation.
     pub fn event(&mut self, ring: &mut Ring, value: u64, result: i32) {
         if matches!(value & 3, PAUSE | CANCEL) {
             return;
@@ -744,8 +747,8 @@ impl Conn {
         self.incoming.in_ring = false;
         match result {
             _ if self.state == State::Dead => {}
-            // With both directions closed no answer can be read. With one, a client may still read.
-            // The bytes before the end are taken in first.
+            // If both directions are closed, the client can read no answer. If only one is, the
+            // client may still read. The bytes before the end are taken in first.
             0 => {
                 self.is_received = true;
                 if self.farewell == Farewell::None {
@@ -756,11 +759,11 @@ impl Conn {
                     self.has_gone();
                 }
             }
-            // The connection has an event, so the next `arrivals` starts a receive again.
+            // The connection has an event, so the next `arrivals` starts another receive.
             errno if errno == -libc::EINTR || errno == -libc::EAGAIN => {}
-            // The time limit of the pause ran out, which cancels the receive that is chained to it.
+            // The time limit of the pause expired, which cancels the linked receive.
             errno if errno == -libc::ECANCELED => self.pacing.gave_up(),
-            // A reset: what has come before it is all there is.
+            // The connection was reset: no bytes follow those already received.
             errno if errno < 0 => {
                 self.is_received = true;
                 self.leave();
@@ -782,7 +785,7 @@ impl Conn {
     }
 }
 
-/// The name of an op's order: which connection, which op.
+/// The cookie of an op's order: the connection and the op.
 fn cookie(conn: u32, op: u16) -> u64 {
     u64::from(conn) << 32 | u64::from(op)
 }

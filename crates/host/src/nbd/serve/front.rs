@@ -23,41 +23,41 @@ use crate::shard::{Front, Meeting, Notice};
 /// queue of small requests.
 const FIXED_BYTES: usize = 4 << 20;
 
-/// The most memory that idle connections of a shard give back in a second, in bytes: a matter of
-/// some milliseconds, in which the shard does nothing else.
+/// The most memory that a shard's idle connections return to the system in a second, in bytes. This
+/// takes a few milliseconds, in which the shard does nothing else.
 const GIVEN_BACK: usize = 64 << 20;
 
 /// A message to an NBD front end.
 pub enum Message {
     /// Serve this connection.
     Connect(Box<Connect>),
-    /// A client of this flow connects to the shard of this number: find out which others have
-    /// ended, so that its requests wait for theirs, then arrive at its gate.
+    /// A client of this flow connects to the shard with this number. Find its other clients that
+    /// have ended, so that the new client's requests wait for theirs; then arrive at the barrier.
     CheckEnds {
         /// The flow.
         flow: FlowId,
         /// The shard.
         shard: PortId,
-        /// The gate.
+        /// The barrier that holds the new connection back.
         gate: Arc<Meeting>,
     },
-    /// Give up the connections whose client's certificate ends at this time or before, in seconds
+    /// Close the connections whose client's certificate ends at or before this time, in seconds
     /// since 1970.
     Expire(u64),
-    /// Give up the connections whose client has shown one of these certificates.
+    /// Close the connections whose client has presented one of these certificates.
     Revoke(Arc<Revoked>),
-    /// Write down all connections for the next program, while the shard stands still.
+    /// Serialise all connections for the next program, while the shard is paused.
     Pack {
-        /// Where.
+        /// The area to write to.
         area: Arc<Area>,
-        /// Gets them, and the shard's number.
+        /// Receives the connections, with the shard's number.
         reply: Sender<(usize, io::Result<Vec<Packed>>)>,
         /// The shard's number.
         shard: usize,
     },
-    /// All connections that the program before this one has left are here: arrive at their gate.
+    /// All connections from the previous program have been connected: arrive at their barrier.
     Arrive {
-        /// The gate.
+        /// The barrier that holds these connections back.
         gate: Arc<Meeting>,
         /// The number of shards.
         shards: usize,
@@ -70,22 +70,22 @@ pub struct NbdFront {
     passes: Vec<Pass>,
     /// The shard's side of the surveyor, for block status requests.
     survey: SurveyClient,
-    /// Connections to which something has happened since they were last flushed.
+    /// Connections that have had events since they were last flushed.
     active: Vec<u32>,
     is_active: Vec<bool>,
-    /// Connections with orders to submit: those that go first may take all the room there is.
+    /// The order in which connections submit their orders. The first ones may use up all free tags.
     turns: Turns,
     weights: Arc<Weights>,
     limits: Limits,
     budget: Option<Arc<Budget>>,
-    /// Connections of this shard, as the accepting side sees them.
+    /// The number of this shard's connections, which the accepting thread reads.
     count: Arc<AtomicUsize>,
     stopping: bool,
 }
 
 impl NbdFront {
-    /// At most `most` connections at a time; `count` is kept up to date for whoever spreads them
-    /// over shards; `survey` is the shard's.
+    /// A front end with at most `most` connections at a time. It maintains `count` for the thread
+    /// that distributes connections over shards; `survey` is the shard's side of the surveyor.
     pub fn new(
         most: usize,
         limits: Limits,
@@ -107,12 +107,13 @@ impl NbdFront {
         }
     }
 
-    /// With weights by which tenants share the shard's CPU; without, they have equal ones.
+    /// This front end with weights by which tenants share the shard's CPU; the default is equal
+    /// weights.
     pub fn weighed_by(self, weights: Arc<Weights>) -> NbdFront {
         NbdFront { weights, ..self }
     }
 
-    /// With a bound on the memory of its connections.
+    /// This front end with a bound on the memory of its connections.
     pub fn within(self, budget: Arc<Budget>) -> NbdFront {
         NbdFront { budget: Some(budget), ..self }
     }
@@ -124,8 +125,9 @@ impl NbdFront {
         mut connect: Connect,
     ) {
         let Some(index) = self.conns.iter().position(Option::is_none) else {
-            // The accepting side has counted the connection, and `Place::handed_over` has left it
-            // to the shard to take that back: here, and wherever a connection ends.
+            // The accepting thread has counted the connection and passed it to the shard
+            // (`Place::handed_over`). The shard therefore decrements the count: here, and wherever
+            // a connection ends.
             tracing::error!("no free connection slot on the shard");
             self.count.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -144,7 +146,7 @@ impl NbdFront {
                 return;
             }
         };
-        // Registered pages stay in memory for as long as the connection lives.
+        // Registered pages stay in memory while the connection exists.
         if path.device().has_fixed_buffers() && region.reserve(FIXED_BYTES) {
             region.prefer_large_pages();
             let (address, length) = region.head(FIXED_BYTES);
@@ -163,14 +165,14 @@ impl NbdFront {
         self.touch(index);
     }
 
-    /// Takes the orders that were cancelled: all others were taken before.
+    /// Handles the cancelled orders; no other finished orders are left.
     fn take_finished<P: Port, D: Device>(&mut self, now_ns: u64, path: &mut DataPath<P, D>) {
         while let Some(finished) = path.finished() {
             self.finished(now_ns, finished);
         }
     }
 
-    /// Writes down the connections that go on under the next program, and ends the others.
+    /// Serialises the connections that continue under the next program, and ends the others.
     fn pack<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -193,7 +195,7 @@ impl NbdFront {
         Ok(packed)
     }
 
-    /// Notes that something has happened to a connection; gives it, if it still is there.
+    /// Marks a connection as active, so that it is flushed; returns it if it still exists.
     fn touch(&mut self, index: usize) -> Option<&mut Conn> {
         let conn = self.conns.get_mut(index)?.as_mut()?;
         if !std::mem::replace(&mut self.is_active[index], true) {
@@ -223,7 +225,8 @@ impl Front for NbdFront {
                         && let Some(conn) = self.touch(index)
                     {
                         conn.hang_up();
-                        // Told once: a connection stays while the device has requests of it.
+                        // This is done once: the connection remains while the device has requests
+                        // of it.
                         self.passes[index].until = None;
                         tracing::info!(connection = index, "the client's certificate has expired");
                     }
@@ -276,7 +279,7 @@ impl Front for NbdFront {
                         conn.detach(cut_off);
                     }
                 }
-                // By the flow: its slot may be another's by now.
+                // The flow is compared, because its slot may already belong to another flow.
                 let conns = &self.conns;
                 path.cancel(now_ns, libc::ESHUTDOWN, |cookie| {
                     let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
@@ -337,7 +340,7 @@ impl Front for NbdFront {
         while path.has_room()
             && let Some(Turn { connection, orders }) = self.turns.next(&self.weights)
         {
-            // A policy that stages has room for all, and orders them itself.
+            // A policy that stages can stage all orders and schedules them itself.
             let most = if P::IS_DIRECT { orders } else { u32::MAX };
             let conn = self.conns[connection as usize].as_mut();
             let (given, has_more) =
@@ -346,7 +349,8 @@ impl Front for NbdFront {
         }
         if cancels {
             let conns = &self.conns;
-            // One walk over all live requests, for all connections that have died in this turn.
+            // One pass over all live requests suffices for all connections that have died in this
+            // turn.
             path.cancel(now_ns, libc::ECANCELED, |cookie| {
                 let conn = conns.get(conn::cookie_index(cookie)).and_then(Option::as_ref);
                 conn.is_some_and(Conn::is_dead)
@@ -370,7 +374,7 @@ impl Front for NbdFront {
             let Some(conn) = &mut conns[index] else { return false };
             let again = conn.flush(ring) || conn.wants_cancel();
             if conn.is_closed() {
-                // The region is unmapped with its connection, so the ring lets go of it first.
+                // The region is unmapped with its connection, so the ring must release it first.
                 ring.clear_buffer(active);
                 conns[index] = None;
                 passes[index] = Pass::default();
@@ -379,8 +383,8 @@ impl Front for NbdFront {
                 return false;
             }
             busy |= again;
-            // Room for orders comes with completions, which bring a turn by themselves: a
-            // connection that waits for room does not keep the shard awake.
+            // Tags become free with completions, which cause a turn anyway, so a connection that
+            // waits for tags does not keep the shard awake.
             is_active[index] = again || conn.has_unsubmitted();
             is_active[index]
         });

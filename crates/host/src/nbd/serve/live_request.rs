@@ -13,13 +13,13 @@ use crate::shard::volume::{Order, PieceError, Volume};
 
 /// The reply of an op.
 pub(super) enum Reply {
-    /// Not known yet.
+    /// The reply is not known yet.
     Pending,
-    /// A header alone.
+    /// A header without data.
     Header(HeaderBuf),
-    /// A header and the data.
+    /// A header, followed by the data.
     Data(HeaderBuf),
-    /// A reply of its own making.
+    /// A complete reply in memory of its own.
     Bytes(Box<[u8]>),
 }
 
@@ -28,16 +28,16 @@ pub(super) struct LiveRequest {
     pub(super) request: Request,
     /// All data of a read or write.
     pub(super) buffer: Option<Buffer>,
-    /// Its orders.
+    /// The orders into which it is split.
     pub(super) orders: request::Request,
-    /// Why it is refused, if it is.
+    /// The error with which it is refused, if it is.
     pub(super) refusal: Option<NbdError>,
-    /// The surveyor has its question.
+    /// Whether the surveyor is processing its block status query.
     pub(super) is_asked: bool,
     pub(super) reply: Reply,
-    /// It has waited too long for an earlier connection's requests.
+    /// Whether it has waited too long for an earlier connection's requests.
     pub(super) is_late: bool,
-    /// It stands in `to_submit`, or waits for an earlier connection's requests.
+    /// Whether it is in `to_submit`, or waits for an earlier connection's requests.
     pub(super) queued: bool,
 }
 
@@ -62,7 +62,7 @@ impl LiveRequest {
         }
     }
 
-    /// A request that is carried out; the data of a write are yet to come.
+    /// A request that is to be carried out; the data of a write have not yet arrived.
     pub(super) fn new(request: Request) -> LiveRequest {
         LiveRequest { request, orders: orders_of(&request), ..LiveRequest::idle() }
     }
@@ -76,8 +76,8 @@ impl LiveRequest {
         matches!(self.request.command, Command::Read | Command::Write)
     }
 
-    /// Its client has ended: if it may change the volume's bytes, it stands before the requests of
-    /// others from now on.
+    /// Called when its client has ended. If it may change the volume's bytes, it is put in the
+    /// fence, so that other clients' requests wait for it.
     pub(super) fn leave(&self, client: &Client, index: u16, volume: &Volume) {
         if matches!(self.request.command, Command::Write | Command::Trim | Command::WriteZeroes)
             && let Some(reach) = self.reach(volume)
@@ -86,7 +86,7 @@ impl LiveRequest {
         }
     }
 
-    /// The bytes that it is about, if any.
+    /// The bytes that it reads or changes, if any.
     pub(super) fn reach(&self, volume: &Volume) -> Option<Reach> {
         let Request { command, offset, length, .. } = self.request;
         match command {
@@ -104,13 +104,13 @@ impl LiveRequest {
         }
     }
 
-    /// The data that are yet to come, which nobody else has.
+    /// The part of the buffer whose data have not yet arrived; no order uses it.
     pub(super) fn unfilled(&mut self) -> &mut [u8] {
         let rest = self.orders.ready() as u32..self.request.length as u32;
         self.buffer.as_mut().map_or(&mut [], |buffer| buffer.part_mut(rest))
     }
 
-    /// Whether nothing more will happen to it.
+    /// Whether it has no query and no order left.
     pub(super) fn is_finished(&self) -> bool {
         !self.is_asked && self.orders.is_finished()
     }
@@ -131,7 +131,7 @@ impl LiveRequest {
         part.order(volume, memory, cookie)
     }
 
-    /// All data of a read or write, as far as they are there.
+    /// The buffer of a read or write, if it has one.
     pub(super) fn data(&self) -> Option<&[u8]> {
         self.buffer.as_ref().map(Buffer::bytes)
     }
@@ -150,17 +150,18 @@ impl LiveRequest {
     /// Puts its reply in the outbox.
     ///
     /// # Safety
-    /// It stays where it is, and as it is, until the outbox has been cleared.
+    /// `self` stays in place and unchanged until the outbox has been cleared.
     pub(super) unsafe fn add_reply(&self, outbox: &mut Outbox) {
         for part in self.answer() {
-            // SAFETY: it is a part of this op, or its own, for which the caller vouches.
+            // SAFETY: the part belongs to this op, and the caller guarantees that the op stays in
+            // place.
             unsafe { outbox.add(part) };
         }
     }
 }
 
-/// The device's part of a request. Reading ahead is advice that a server with direct I/O
-/// has no use for, and the surveyor answers questions of what a range holds.
+/// The orders of a request. A read-ahead (advice that a server with direct I/O cannot use) and a
+/// block status request (which the surveyor answers) are one order without work.
 fn orders_of(request: &Request) -> request::Request {
     let op = match request.command {
         Command::Read => Op::Read,

@@ -1,13 +1,14 @@
-//! Reads from file systems which ranges of a file hold data, on threads of their own.
+//! Threads that query file systems for the allocated ranges of files.
 //!
-//! **Problem.** A block status request reads a file system's map, and its time has no bound: to
+//! **Problem.** A block status request reads a file system's map, which takes unbounded time: to
 //! find the next hole, the file system searches the file's extents, or in tmpfs its pages, up to
-//! the end of the file. A shard that waited for it would keep all clients waiting, and no policy
-//! counts that.
+//! the end of the file. A shard that waited for it would delay all its clients, and no policy would
+//! charge for this time.
 //!
-//! **Model.** One thread for each store, started by its first question, since a store may hang: it
-//! answers all shards, and steps back behind them for the CPU. A connection has one question at a
-//! time, so connections take turns. The answer comes to the shard by a channel and wakes it.
+//! **Model.** Each store has one thread, which starts with the first query, so that a store that
+//! hangs does not delay other stores. The thread answers the queries of all shards, with a lower
+//! CPU priority than theirs. A connection has one query at a time, so connections take turns. The
+//! answer reaches the shard through a channel and wakes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,42 +21,42 @@ use crate::io::wakers::Wakers;
 use crate::shard::pool::step_back;
 use crate::shard::shared::Common;
 
-/// A question of a connection.
+/// A block status query of a connection.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// Which connection of the shard, and which of its ops.
+    /// The shard's number of the connection, and the index of the op.
     pub(super) conn: u32,
     pub(super) op: u16,
     /// The range, in bytes.
     pub(super) file: u16,
     pub(super) offset: u64,
     pub(super) length: u64,
-    /// The most extents.
+    /// The largest number of extents in the answer.
     pub(super) most: usize,
 }
 
-/// The answer to a question.
+/// The answer to a [`Question`].
 pub(super) struct Answer {
     pub(super) conn: u32,
     pub(super) op: u16,
     pub(super) extents: io::Result<Vec<Extent>>,
 }
 
-/// A question, and where its answer goes.
+/// A query and the channel for its answer.
 struct Sent {
     question: Question,
     shard: usize,
     answers: Sender<Answer>,
 }
 
-/// The thread, which ends when there is neither this nor a client.
+/// The thread that distributes queries. It ends when this and all clients have been dropped.
 pub struct Surveyor {
     questions: Sender<Sent>,
     thread: JoinHandle<()>,
 }
 
 impl Surveyor {
-    /// Starts it; an error if the system has no room for a thread.
+    /// Starts the thread; fails if the system cannot start one.
     pub fn start<D: Device>(common: &Common<D>) -> io::Result<Surveyor> {
         let (questions, asked) = channel();
         let (device, wakers) = (common.device.clone(), common.wakers.clone());
@@ -65,20 +66,20 @@ impl Surveyor {
         Ok(Surveyor { questions, thread })
     }
 
-    /// The side of the shard of this index.
+    /// The client for the shard with this index.
     pub fn client(&self, shard: usize) -> SurveyClient {
         let (back, answers) = channel();
         SurveyClient { questions: self.questions.clone(), shard, back, answers, open: 0 }
     }
 
-    /// Waits until it has ended, when all clients are gone.
+    /// Waits until the thread has ended, which it does when all clients have been dropped.
     pub fn end(self) {
         drop(self.questions);
         self.thread.join().expect("it only queries the device");
     }
 }
 
-/// Gives each question to the thread of its file's store.
+/// Passes each query to the thread of its file's store.
 fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<Sent>) {
     let mut threads: BTreeMap<u16, Sender<Sent>> = BTreeMap::new();
     for asked in asked {
@@ -86,7 +87,8 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
         let thread = threads.entry(store).or_insert_with(|| {
             let (sender, questions) = channel();
             let (device, wakers) = (device.clone(), wakers.clone());
-            // It is not waited for: its store may hang. Without it the questions fail.
+            // The thread is not joined, since its store may hang. If it cannot be started, its
+            // queries fail.
             let started = Builder::new()
                 .name("fairq-survey".into())
                 .spawn(move || survey(&*device, &wakers, &questions));
@@ -97,7 +99,7 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
             sender
         });
         if let Err(SendError(asked)) = thread.send(asked) {
-            // The thread did not start. Without its entry the next question tries again.
+            // The thread did not start. Its entry is removed, so that the next query tries again.
             asked.answer(Err(io::ErrorKind::OutOfMemory.into()), wakers);
             threads.remove(&store);
         }
@@ -106,8 +108,8 @@ fn distribute<D: Device>(device: &Arc<D>, wakers: &Arc<Wakers>, asked: Receiver<
 
 fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
     if let Err(error) = step_back() {
-        tracing::debug!(%error, "the thread that queries file systems does not step back behind \
-         shards");
+        tracing::debug!(%error, "cannot lower the CPU priority of the thread that queries file \
+         systems");
     }
     for asked in asked {
         let &Question { file, offset, length, most, .. } = &asked.question;
@@ -119,33 +121,34 @@ fn survey<D: Device>(device: &D, wakers: &Arc<Wakers>, asked: &Receiver<Sent>) {
 impl Sent {
     fn answer(self, extents: io::Result<Vec<Extent>>, wakers: &Wakers) {
         let Sent { question: Question { conn, op, .. }, shard, answers } = self;
-        // A shard that has ended takes no answer.
+        // A shard that has ended does not receive the answer.
         let _ = answers.send(Answer { conn, op, extents });
         wakers.wake(shard);
     }
 }
 
-/// A shard's side of it.
+/// A shard's client of the surveyor.
 pub struct SurveyClient {
     questions: Sender<Sent>,
     shard: usize,
     back: Sender<Answer>,
     answers: Receiver<Answer>,
-    /// Questions that have not been answered.
+    /// The number of queries that have not been answered.
     open: usize,
 }
 
 impl SurveyClient {
-    /// Puts a question.
+    /// Sends a query.
     pub(super) fn ask(&mut self, question: Question) {
         let asked = Sent { question, shard: self.shard, answers: self.back.clone() };
         self.questions.send(asked).expect("it listens as long as there is a client");
         self.open += 1;
     }
 
-    /// The next answer, if one has come.
+    /// The next answer, if one has arrived.
     pub(super) fn answer(&mut self) -> Option<Answer> {
-        // This runs in each turn of a shard, so the channel is read only while an answer may come.
+        // This runs in each turn of a shard, so the channel is read only while a query is
+        // unanswered.
         if self.open == 0 {
             return None;
         }

@@ -1,7 +1,7 @@
 //! The two directions of a connection's byte stream, with or without TLS.
 //!
-//! [`Incoming`] holds bytes that have come and are not yet consumed; [`Outbox`] holds one batch of
-//! replies until the socket has taken it. Neither makes a decision about the protocol.
+//! [`Incoming`] holds received bytes that are not yet consumed; [`Outbox`] holds one batch of
+//! replies until the socket has accepted it. Neither interprets the protocol.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,17 +11,17 @@ use rustls::ServerConnection;
 
 use crate::io::area::SpanReader;
 
-/// Bytes of requests that may wait to be consumed: hundreds of small requests, or the start of a
-/// large payload.
+/// The most received bytes that may wait to be consumed: hundreds of small requests, or the start
+/// of a large payload.
 const INCOMING: usize = 64 << 10;
-/// Memory pieces in one send; the kernel allows 1024.
+/// The largest number of memory pieces in one send; the kernel allows 1024.
 const MAX_PIECES: usize = 1000;
-/// Bytes after which a batch is full.
+/// The number of bytes at which a batch is full.
 const MAX_BATCH: usize = 4 << 20;
 /// The most bytes of replies that TLS encrypts at a time. They are sent before the next ones are
 /// encrypted, so a reply of any length takes no more memory than this.
 const CIPHER: usize = 256 << 10;
-/// Plain text that TLS is given at a time, in bytes.
+/// The amount of plain text that is passed to TLS at a time, in bytes.
 const TLS_PART: usize = 64 << 10;
 
 /// Bytes from the client.
@@ -30,11 +30,11 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     tls: Option<Tls>,
-    /// Bytes that are read before those of the socket.
+    /// Bytes that are consumed before the socket is read.
     replay: Option<SpanReader>,
-    /// A receive is under way.
+    /// Whether a receive is in the ring.
     pub(super) in_ring: bool,
-    /// The first so many bytes of the receive go to a payload buffer, not here.
+    /// The number of bytes at the start of the receive that go to a payload buffer, not here.
     pub(super) direct: usize,
     /// The message header that the kernel reads while a receive to two places is in the ring.
     message: Box<Message>,
@@ -46,7 +46,8 @@ struct Message {
     pieces: [libc::iovec; 2],
 }
 
-// SAFETY: the raw pointers are to memory of the connection that owns this, and move with it.
+// SAFETY: the raw pointers refer to memory of the connection that owns this, and that memory moves
+// to another thread together with it.
 unsafe impl Send for Message {}
 
 struct Tls {
@@ -55,7 +56,7 @@ struct Tls {
     cipher: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The good-bye has been said.
+    /// Whether the server's `close_notify` has been sent.
     is_closed: bool,
 }
 
@@ -76,7 +77,7 @@ impl Incoming {
             replay: None,
             in_ring: false,
             direct: 0,
-            // SAFETY: all-zero is a valid message header and are valid pieces: no address, no
+            // SAFETY: zeroed memory is a valid message header and valid pieces: no address, no
             // control data.
             message: Box::new(unsafe { std::mem::zeroed() }),
         }
@@ -90,12 +91,12 @@ impl Incoming {
         self.tls.as_mut().map(|tls| &mut *tls.session)
     }
 
-    /// Whether TLS itself has something to send.
+    /// Whether TLS itself has records to send.
     pub(super) fn has_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.session.wants_write())
     }
 
-    /// Makes TLS say good-bye, once.
+    /// Makes TLS send `close_notify`, once.
     pub(super) fn close_tls(&mut self) {
         if let Some(tls) = &mut self.tls
             && !std::mem::replace(&mut tls.is_closed, true)
@@ -114,7 +115,7 @@ impl Incoming {
         debug_assert!(self.start <= self.end);
     }
 
-    /// Copies bytes to `out` and consumes them; how many.
+    /// Copies bytes to `out` and consumes them; returns their number.
     pub(super) fn read(&mut self, out: &mut [u8]) -> usize {
         let count = out.len().min(self.end - self.start);
         out[..count].copy_from_slice(&self.plain[self.start..self.start + count]);
@@ -122,14 +123,14 @@ impl Incoming {
         count
     }
 
-    /// Consumes up to `count` bytes; how many.
+    /// Consumes up to `count` bytes; returns their number.
     pub(super) fn discard(&mut self, count: u64) -> u64 {
         let count = count.min((self.end - self.start) as u64);
         self.consume(count as usize);
         count
     }
 
-    /// Moves what waits to the front of the buffer, making room behind it.
+    /// Moves the unconsumed bytes to the front of the buffer, so that all free space is at its end.
     fn compact(&mut self) {
         if self.start > 0 {
             self.plain.copy_within(self.start..self.end, 0);
@@ -138,18 +139,20 @@ impl Incoming {
         }
     }
 
-    /// Has these bytes come before the socket's, which is not to be read until they have come.
+    /// Makes these bytes precede the bytes of the socket, which is not read until they are
+    /// consumed.
     pub(super) fn replay_first(&mut self, bytes: SpanReader) {
         self.replay = Some(bytes).filter(|bytes| !bytes.is_empty());
     }
 
-    /// The bytes before the socket's that have not been read.
+    /// The bytes of [`Self::replay_first`] that have not been consumed.
     pub(super) fn replay(&self) -> Option<&SpanReader> {
         self.replay.as_ref()
     }
 
-    /// Gets more bytes out of TLS, if it holds any; true if it did. An error is of records that
-    /// came earlier and had to wait, since TLS held as much plain text as it may.
+    /// Takes more bytes from [`Self::replay_first`], or else plain text that TLS holds; true if
+    /// there were any. An error of TLS concerns records that were received earlier and not
+    /// processed, because TLS already held as much plain text as it may.
     pub(super) fn refill(&mut self) -> Result<bool, rustls::Error> {
         self.compact();
         if let Some(replay) = &mut self.replay {
@@ -161,26 +164,27 @@ impl Incoming {
         }
         let Some(tls) = &mut self.tls else { return Ok(false) };
         tls.decrypt()?;
-        // Without an error there is what there is, or nothing yet.
+        // An error only means that there is no plain text now.
         let count = tls.session.reader().read(&mut self.plain[self.end..]).unwrap_or(0);
         self.end += count;
         Ok(count > 0)
     }
 
-    /// The operation that takes what has come, until so many bytes (as they come, with TLS) wait to
-    /// be consumed, or as there is room for.
+    /// A receive operation for as many bytes as the buffer has space for. Without TLS it is also
+    /// limited so that at most `most` bytes wait to be consumed.
     pub(super) fn receive(&mut self, fd: types::Fd, most: usize) -> Option<squeue::Entry> {
         let waiting = self.bytes().len();
-        // At least one byte: a receive of none ends with 0, as if the client had closed the stream.
+        // At least one byte is received: a receive of 0 bytes would return 0, like the end of the
+        // stream.
         let most = if self.is_tls() { usize::MAX } else { most.saturating_sub(waiting).max(1) };
         let (address, length) = self.space()?;
         self.direct = 0;
         Some(opcode::Recv::new(fd, address, length.min(most) as u32).build())
     }
 
-    /// The operation that takes the rest of a large payload, and the `header` bytes that begin the
-    /// next request: with those the next payload can go to its own place, too, and none of it is
-    /// copied. Nothing may wait to be consumed.
+    /// A receive operation for the rest of a large payload and the `header` bytes that begin the
+    /// next request. With that header, the next payload can also be received directly into its
+    /// buffer, without a copy. No bytes may be waiting to be consumed.
     pub(super) fn receive_payload(
         &mut self,
         fd: types::Fd,
@@ -199,7 +203,7 @@ impl Incoming {
         Some(opcode::RecvMsg::new(fd, message).build())
     }
 
-    /// Where the next receive may write: address and length.
+    /// The space for the next receive: address and length.
     fn space(&mut self) -> Option<(*mut u8, usize)> {
         self.compact();
         let space = match &mut self.tls {
@@ -214,7 +218,7 @@ impl Incoming {
         if space.is_empty() { None } else { Some((space.as_mut_ptr(), space.len())) }
     }
 
-    /// The receive brought `count` bytes.
+    /// Handles the end of a receive of `count` bytes.
     pub(super) fn received(&mut self, count: usize) -> Result<(), rustls::Error> {
         match &mut self.tls {
             None => {
@@ -230,17 +234,17 @@ impl Incoming {
 }
 
 impl Tls {
-    /// Gives TLS what has come, as far as it takes it.
+    /// Passes received records to TLS while it accepts them.
     fn decrypt(&mut self) -> Result<(), rustls::Error> {
         while self.start < self.end {
             let mut cipher = &self.cipher[self.start..self.end];
             match self.session.read_tls(&mut cipher) {
-                // After the client's good-bye TLS takes nothing more. Later bytes are dropped, as
-                // the protocol demands: with a full buffer the server would not notice that the
-                // client leaves.
+                // After the client's `close_notify`, TLS accepts nothing more. Later bytes are
+                // dropped, as the protocol requires; if they filled the buffer, the server would
+                // not notice that the client disconnects.
                 Ok(0) => self.start = self.end,
                 Ok(count) => self.start += count,
-                // It holds as much plaintext as it may: it goes on when that has been read.
+                // TLS holds as much plain text as it may, and continues when that has been read.
                 Err(_) => break,
             }
             self.session.process_new_packets()?;
@@ -249,28 +253,28 @@ impl Tls {
     }
 }
 
-/// One batch of replies. They are sent from where they are; with TLS, what that makes of them.
+/// One batch of replies. They are sent from where they are; with TLS, its records are sent.
 #[derive(Default)]
 pub(super) struct Outbox {
     pieces: Vec<libc::iovec>,
-    /// The first piece not yet sent, or given to TLS.
+    /// The first piece not yet sent or passed to TLS.
     first: usize,
     bytes: usize,
-    /// Some of the replies as TLS encrypted them, and the number of these bytes that have been
-    /// sent.
+    /// The TLS records of some of the replies, and the number of their bytes that have been sent.
     cipher: Vec<u8>,
     cipher_sent: usize,
-    /// The rest of it, as the kernel wants it named.
+    /// The unsent part of `cipher`, as a memory piece for the kernel.
     cipher_piece: Option<Box<libc::iovec>>,
     /// The message header that the kernel reads while a send is in the ring.
     message: Option<Box<libc::msghdr>>,
     /// The ops whose replies are in it.
     pub(super) sending: Vec<u16>,
-    /// A send is under way.
+    /// Whether a send is in the ring.
     pub(super) in_ring: bool,
 }
 
-// SAFETY: the raw pointers are to memory of the connection that owns the outbox, and move with it.
+// SAFETY: the raw pointers refer to memory of the connection that owns the outbox, and that memory
+// moves to another thread together with it.
 unsafe impl Send for Outbox {}
 
 impl Outbox {
@@ -278,10 +282,10 @@ impl Outbox {
         self.pieces.is_empty() && self.cipher.is_empty()
     }
 
-    /// The replies in it, as far as they have not left; without TLS.
+    /// The unsent part of the replies; not for TLS.
     pub(super) fn unsent(&self) -> Vec<&[u8]> {
-        // SAFETY: who added the pieces keeps them in place, and as they are, until the outbox has
-        // been cleared, and this borrows it.
+        // SAFETY: the caller that added the pieces keeps them in place and unchanged until the
+        // outbox has been cleared, and the result borrows the outbox.
         let piece = |piece: &libc::iovec| unsafe {
             std::slice::from_raw_parts(piece.iov_base.cast::<u8>().cast_const(), piece.iov_len)
         };
@@ -308,8 +312,8 @@ impl Outbox {
         self.pieces.push(libc::iovec { iov_base, iov_len: bytes.len() });
     }
 
-    /// Has TLS make the next part, if all that it made has left, of the replies and of what it has
-    /// to say itself. A session that has failed takes no more replies.
+    /// If all records have been sent, makes TLS encrypt the next part of the replies, after its own
+    /// messages. A session that has failed takes no more replies.
     fn encrypt(&mut self, session: &mut ServerConnection) -> io::Result<()> {
         if self.cipher_sent < self.cipher.len() {
             return Ok(());
@@ -326,15 +330,15 @@ impl Outbox {
                 return Ok(());
             };
             let length = piece.iov_len.min(TLS_PART);
-            // SAFETY: the caller that added the piece keeps it in place until the batch has left,
-            // and the part is what is left of it, or less.
+            // SAFETY: the caller that added the piece keeps it in place until the batch has been
+            // sent, and the part is inside the piece.
             let part = unsafe { std::slice::from_raw_parts(piece.iov_base.cast(), length) };
             session.writer().write_all(part)?;
             self.advance(length);
         }
     }
 
-    /// Sends without waiting: true if all has left, false if the socket is full.
+    /// Sends without waiting: true if everything has been sent, false if the socket is full.
     pub(super) fn send_now(
         &mut self,
         fd: &OwnedFd,
@@ -348,7 +352,7 @@ impl Outbox {
                 return Ok(true);
             }
             let message = self.header();
-            // SAFETY: the header names pieces that stay in place until the batch has left.
+            // SAFETY: the header refers to pieces that stay in place until the batch has been sent.
             let sent = unsafe {
                 libc::sendmsg(fd.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
             };
@@ -364,7 +368,7 @@ impl Outbox {
         }
     }
 
-    /// The operation that sends the rest when the socket takes it.
+    /// The operation that sends the rest as soon as the socket has space.
     pub(super) fn send_operation(&mut self, fd: &OwnedFd) -> squeue::Entry {
         let header = self.header();
         let message: &libc::msghdr = self.message.insert(Box::new(header));
@@ -373,7 +377,7 @@ impl Outbox {
             .build()
     }
 
-    /// The send that was under way has ended.
+    /// Handles the end of the send that was in the ring.
     pub(super) fn event(&mut self, result: i32) -> io::Result<()> {
         self.in_ring = false;
         if result < 0 {
@@ -383,7 +387,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// `count` bytes have left.
+    /// Records that `count` bytes have been sent.
     fn sent(&mut self, count: usize) {
         if self.cipher.is_empty() {
             self.advance(count);
@@ -392,7 +396,7 @@ impl Outbox {
         }
     }
 
-    /// `count` bytes of the replies have left, or been given to TLS.
+    /// Removes `count` bytes of the replies, which have been sent or passed to TLS.
     fn advance(&mut self, mut count: usize) {
         while let Some(piece) = self.pieces.get_mut(self.first) {
             if count < piece.iov_len {
@@ -418,7 +422,7 @@ impl Outbox {
         self.cipher_sent = 0;
     }
 
-    /// Gives back what TLS needs while there is something to send.
+    /// Frees the memory that TLS needs only while there is something to send.
     pub(super) fn shrink(&mut self) {
         if self.is_empty() {
             self.cipher = Vec::new();
@@ -449,8 +453,8 @@ mod tests {
     use super::*;
     use crate::io::ring::{Asker, Ring, UserData};
 
-    /// Sends what is in the outbox to a client that reads `step` bytes whenever the socket is full;
-    /// what that got, and how often the socket was full.
+    /// Sends the outbox to a client that reads `step` bytes whenever the socket is full; returns
+    /// the received bytes, and how often the socket was full.
     fn send(outbox: &mut Outbox, total: usize, step: usize) -> (Vec<u8>, usize) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let ours = OwnedFd::from(ours);
@@ -460,8 +464,8 @@ mod tests {
         while !outbox.send_now(&ours, None).unwrap() {
             waits += 1;
             let entry = outbox.send_operation(&ours);
-            // SAFETY: the outbox keeps what the operation names until its event has been taken,
-            // below.
+            // SAFETY: the outbox keeps the memory of the operation in place until its event has
+            // been taken, below.
             unsafe { ring.push(entry, UserData { asker: Asker::Nbd, value: 0 }) };
             outbox.in_ring = true;
             ring.enter(0, None);
@@ -482,7 +486,8 @@ mod tests {
         (got, waits)
     }
 
-    /// Headers and data of any size come as they were added, however little the socket takes.
+    /// Headers and data of any size arrive as they were added, even if the socket accepts only a
+    /// little at a time.
     #[test]
     fn all_comes_in_order() {
         let data: Vec<u8> = (0..1usize << 20).map(|at| ((at / 61) ^ at) as u8).collect();

@@ -1,11 +1,11 @@
 //! Exports: the tenants' ranges that clients may open, and the rules of access.
 //!
-//! Any client may open an export without restrictions. An export with an identity opens only over
-//! TLS, to a client whose certificate has that name (or to any certificate, with
-//! [`Identity::Any`]); an export with users opens only over a Unix socket, to these users; an
-//! export with both requires both. For all other clients it does not exist, so that names cannot be
-//! guessed: the answers for an export that the client may not open and for one that does not exist
-//! are the same.
+//! Any client may open an export without restrictions. An export with an identity can be opened
+//! only over TLS, by a client whose certificate has that name (or any certificate, with
+//! [`Identity::Any`]). An export with users can be opened only over a Unix socket, by these users.
+//! An export with both requires both. For all other clients the export seems not to exist, so that
+//! names cannot be guessed: the server answers alike for an export that the client may not open and
+//! for one that does not exist.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use crate::nbd::session::users::{User, Users};
 use crate::nbd::wire::proto::{BlockSizes, MAX_PAYLOAD, MAX_STRING};
 
-/// Transmission flags (`NBD_FLAG_*`): the properties of an export that a client gets.
+/// Transmission flags (`NBD_FLAG_*`): the properties of an export that are sent to a client.
 pub mod flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -55,7 +55,7 @@ pub struct Export {
     /// Block sizes, advertised to clients that request them, and to all if they differ from the
     /// defaults.
     pub blocks: BlockSizes,
-    /// The identity of the certificate that a client needs; `None` for none.
+    /// The identity of the certificate that a client needs; `None` if it needs no certificate.
     pub allowed_identity: Option<Identity>,
     /// The users who may open it, over a Unix socket; any user if none is named.
     pub allowed_users: Users,
@@ -110,7 +110,7 @@ impl Export {
         if self.read_only {
             flags |= flag::READ_ONLY;
         } else {
-            // The specification forbids to offer fast zeroing without zeroing.
+            // The specification forbids offering fast zeroing without zeroing.
             flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
         }
         if chunks {
@@ -150,7 +150,7 @@ pub enum ExportsError {
     #[error("an export needs a name")]
     EmptyName,
     /// Two exports have the same name.
-    #[error("export {name:?} is there twice: give one of the two another name")]
+    #[error("export {name:?} exists twice: rename one of the two")]
     Twice {
         /// The name.
         name: String,
@@ -166,9 +166,9 @@ pub enum ExportsError {
     },
     /// Block sizes that the protocol does not allow.
     #[error(
-        "block sizes of export {name:?} ({blocks:?}): min is a power of two up to 65536, preferred \
-         a power of two of \
-         at least 512 and min, max_payload between preferred and {MAX_PAYLOAD}"
+        "block sizes of export {name:?} ({blocks:?}): min must be a power of two up to 65536, \
+         preferred a power of two of \
+         at least 512 and min, and max_payload must be between preferred and {MAX_PAYLOAD}"
     )]
     Blocks {
         /// The name.
@@ -177,7 +177,7 @@ pub enum ExportsError {
         blocks: BlockSizes,
     },
     /// The default export is not in the list.
-    #[error("default export number {index} of {count} exports")]
+    #[error("the default export has the index {index}, but there are only {count} exports")]
     Default {
         /// The number given.
         index: usize,
@@ -191,16 +191,16 @@ pub enum ExportsError {
 pub enum Access {
     /// It may open the export.
     Open,
-    /// It has to start TLS first, and may be allowed with its certificate.
+    /// It has to start TLS first; its certificate may then permit the export.
     NeedsTls,
-    /// It may not, and does not learn whether the export exists.
+    /// It may not open the export, and does not learn whether the export exists.
     Denied,
 }
 
 /// The known properties of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
-    /// Whether it has shown a certificate.
+    /// Whether it has presented a certificate.
     pub certified: bool,
     /// The names in its certificate.
     pub names: Vec<String>,
@@ -210,7 +210,7 @@ pub struct Client {
     pub may_start_tls: bool,
 }
 
-/// The checked exports of a server, and the default export of clients that name none.
+/// The checked exports of a server, and the default export of clients that send an empty name.
 #[derive(Clone, Debug)]
 pub struct Exports {
     list: Arc<[Export]>,
@@ -247,10 +247,10 @@ impl Exports {
         &self.list[index]
     }
 
-    /// The index of the export that a client means with `name`, and whether it may open it.
+    /// The index of the export that a client requests with `name`, if it may open the export.
     ///
-    /// `Err` is the answer for an export that does not exist, which depends on the client alone: a
-    /// client that can still start TLS gets `NeedsTls` for unknown names, too, if an export
+    /// `Err` is the answer for an export that does not exist. It depends on the client only: a
+    /// client that can still start TLS receives `NeedsTls` for unknown names as well, if any export
     /// requires a certificate.
     pub fn find(&self, name: &[u8], client: &Client) -> Result<usize, Access> {
         let named =
@@ -262,7 +262,7 @@ impl Exports {
         };
         match (access, index) {
             (Access::Open, Some(index)) => Ok(index),
-            // `hidden` never answers `Open`, so there is an export wherever the access is open.
+            // `hidden` never returns `Open`, so an open access always has an export.
             (access, _) => Err(access),
         }
     }
@@ -286,7 +286,8 @@ impl Exports {
 
     fn hidden(&self, client: &Client) -> Access {
         // The answer must not show whether the requested export exists, so any export that requires
-        // a certificate counts. One that requires only a user does not: no certificate opens it.
+        // a certificate counts. An export that requires only a user does not count, since no
+        // certificate opens it.
         let restricted = || self.list.iter().any(|export| export.allowed_identity.is_some());
         if client.may_start_tls && restricted() { Access::NeedsTls } else { Access::Denied }
     }

@@ -1,14 +1,14 @@
 //! The handshake: fixed newstyle, from the greeting to the option that opens an export.
 //!
-//! Problem: an unknown peer is to get the list of exports, has to prove its identity for some of
-//! them, and must not keep the server busy. Model: a loop that reads one option (header, data),
-//! answers it, and reads the next; the client waits for each answer, so there is at most one open
-//! option. The state is the agreement so far (`Agreed`); `STARTTLS` discards it, as another party
-//! may have sent the plain text.
+//! Problem: an unknown peer receives the list of exports, has to prove its identity for some of
+//! them, and must not occupy the server for long. Model: a loop reads one option (header, data),
+//! answers it, and reads the next one. The client waits for each answer, so at most one option is
+//! unanswered. The state is the set of negotiated features (`Agreed`); `STARTTLS` discards it,
+//! because another party may have sent the plain text before it.
 //!
-//! Control: every length that a client can choose is bounded, see the constants. At a bound the
-//! client gets the protocol's error if there is one; if there is none, or if the client goes on all
-//! the same, the connection is closed. A time limit covers the whole handshake, TLS included.
+//! Control: every length that a client can choose has a bound, see the constants. At a bound the
+//! client gets the protocol's error reply. If there is no such reply, or the client ignores it, the
+//! connection is closed. A time limit covers the whole handshake, TLS included.
 //!
 //! Reads are exact: the bytes after the last option belong to the transmission phase and are left
 //! in the socket (or in TLS, see [`Established`]) for the code that takes the connection over.
@@ -35,14 +35,15 @@ pub const MAX_OPTIONS: usize = 1 << 16;
 /// The longest data of an option that is read, in bytes: a name and a hundred queries of usual
 /// length.
 pub const MAX_OPTION_DATA: u32 = 64 << 10;
-/// The longest data of an option that is skipped and answered with `TOO_BIG`, in bytes; for longer
-/// ones the connection is closed.
+/// The longest data of an option that is skipped and answered with `TOO_BIG`, in bytes. An option
+/// with longer data closes the connection.
 pub const MAX_OPTION_SKIP: u32 = 1 << 20;
-/// The part of a list of exports that is held at a time, in bytes; one entry may be longer.
+/// The amount of the list of exports that is buffered before it is sent, in bytes; one entry may be
+/// longer.
 const LIST_PIECE: usize = 64 << 10;
-/// The number of times that the admission of a client without room is retried, and the pause before
-/// each try: connections that are ending have been closed by then, and a client that connects and
-/// disconnects as fast as it can does not keep others out.
+/// The number of times that the admission of a client is retried when the tenant's connections are
+/// at their bound, and the pause before each try. Connections that are ending are closed in this
+/// time, so a client that connects and disconnects as fast as it can does not exclude others.
 const ROOM_TRIES: u32 = 20;
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// The most bytes of a client's name of an export that are logged.
@@ -55,7 +56,7 @@ pub struct HandshakeOptions {
     pub tls: TlsMode,
     /// The limit of the whole handshake.
     pub timeout: Duration,
-    /// The threads that perform TLS handshakes; without them the caller's thread does.
+    /// The threads that perform TLS handshakes; without them the caller's thread performs them.
     pub tls_threads: Option<TlsThreads>,
 }
 
@@ -71,7 +72,7 @@ impl Default for HandshakeOptions {
 pub enum Outcome<S> {
     /// The client opened an export; requests follow on the stream.
     Transmission {
-        /// The agreement.
+        /// The parameters of the transmission phase.
         negotiated: Negotiated,
         /// The connection.
         stream: Established<S>,
@@ -87,17 +88,18 @@ pub enum HandshakeError {
     /// The handshake did not end in time.
     #[error("handshake not finished within {0:?}")]
     Timeout(Duration),
-    /// Another connection took the place of this one, which had been silent for longest.
+    /// Too many handshakes were in progress. This client had been silent for longest, so its
+    /// connection was closed in favour of a new one.
     #[error(
-        "the client was silent for longest of the {0} whose handshakes were under way when another \
-         one came"
+        "{0} handshakes were in progress when another client connected, and this client had been \
+         silent for longest"
     )]
     Crowded(usize),
     /// The connection broke.
     #[error("connection broke during the handshake: {0}")]
     Io(#[from] io::Error),
     /// The client disconnected in the middle of a message.
-    #[error("client left in the middle of the handshake")]
+    #[error("client disconnected during the handshake")]
     Hangup,
     /// The TLS handshake failed.
     #[error("TLS handshake failed: {0}")]
@@ -106,10 +108,10 @@ pub enum HandshakeError {
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
     /// The bytes received are not the beginning of an option.
-    #[error("option begins with {0:#018x}")]
+    #[error("an option begins with {0:#018x}, not with IHAVEOPT")]
     OptionMagic(u64),
     /// The data of an option are too long even to be skipped.
-    #[error("option {option} with {length} bytes of data")]
+    #[error("option {option} has {length} bytes of data, more than {MAX_OPTION_SKIP}")]
     OptionLength {
         /// The option.
         option: u32,
@@ -130,13 +132,13 @@ pub enum HandshakeError {
     },
 }
 
-/// A client before its first message, and whether there is room for it.
+/// A client before its first message, and the check whether it may be admitted.
 #[derive(Clone, Copy, Default)]
 pub struct Peer<'a> {
     /// The user at the other end of a Unix socket.
     pub user: Option<&'a User>,
-    /// Called with the index of the export that the client is about to open, and whether this is
-    /// the last try; after that, the client gets the error.
+    /// Called with the index of the export that the client is about to open, and with whether this
+    /// is the last try. If the last try fails, the client receives the error.
     pub admit: Option<&'a (dyn Fn(usize, bool) -> Result<(), &'static str> + Sync)>,
 }
 
@@ -177,7 +179,7 @@ where
     for _ in 0..MAX_OPTIONS {
         let Some(header) = read_header(&mut stream).await? else { return Ok(Outcome::Closed) };
         if header.length > MAX_OPTION_DATA {
-            // The next option begins after these data, so they have to be read.
+            // These data precede the next option, so they have to be read.
             skip(&mut stream, header).await?;
             server.too_big(header.option)?;
             send(&mut stream, &mut server.out).await?;
@@ -236,8 +238,7 @@ where
     Err(HandshakeError::TooManyOptions)
 }
 
-/// Sends the greeting and reads the client's flags; `None` if the client disconnects at once, as
-/// port scanners do.
+/// Sends the greeting and reads the client's flags; `None` if the client disconnects instead.
 async fn greet<S>(stream: &mut Stream<S>) -> Result<Option<u32>, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -253,7 +254,7 @@ where
         return Ok(None);
     }
     let client_flags = u32::from_be_bytes(answer);
-    // By the specification an unknown flag closes the connection.
+    // The specification requires that an unknown flag closes the connection.
     if client_flags & !u32::from(flags) != 0 {
         return Err(HandshakeError::ClientFlags(client_flags));
     }
@@ -312,8 +313,8 @@ where
     let first = match stream.read(bytes).await {
         Ok(0) => return Ok(false),
         Ok(count) => count,
-        // A client that disconnects between two messages without an orderly close, in TLS or TCP,
-        // has ended as with one.
+        // A client may disconnect between two messages without an orderly close of TLS or TCP. This
+        // counts as a normal end.
         Err(error)
             if matches!(
                 error.kind(),
@@ -335,7 +336,7 @@ fn broken(error: io::Error) -> HandshakeError {
     }
 }
 
-/// Sends what has been put into `out` and empties it.
+/// Sends the bytes in `out` and empties it.
 async fn send<S>(stream: &mut Stream<S>, out: &mut Vec<u8>) -> Result<(), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -346,21 +347,21 @@ where
     Ok(())
 }
 
-/// The step after an option.
+/// The step that follows an option.
 enum Next<'a> {
-    /// The next option.
+    /// Read the next option.
     Option,
-    /// The list of exports, and then the next option.
+    /// Send the list of exports, then read the next option.
     List,
-    /// TLS.
+    /// Start TLS.
     StartTls(&'a Tls),
-    /// The first request.
+    /// Start the transmission phase.
     Transmission(Negotiated),
-    /// Nothing.
+    /// Close the connection.
     Close,
 }
 
-/// The agreement so far.
+/// The features negotiated so far.
 #[derive(Debug, Default)]
 struct Agreed {
     structured: bool,
@@ -369,7 +370,7 @@ struct Agreed {
     base_allocation: Option<usize>,
 }
 
-/// The server's side: answers options, from bytes to bytes.
+/// The server's side of the negotiation: computes the answer to each option, without I/O.
 struct Server<'a> {
     exports: &'a Exports,
     tls: &'a TlsMode,
@@ -379,7 +380,8 @@ struct Server<'a> {
     tls_running: bool,
     client: Client,
     agreed: Agreed,
-    /// Whether the last option was refused for lack of room, and whether this is the last try.
+    /// Whether the last option was refused because the tenant has too many connections, and whether
+    /// this is the last try.
     has_no_room: bool,
     is_last_try: bool,
     /// Answers that have not been sent.
@@ -390,8 +392,8 @@ impl<'a> Server<'a> {
     fn new(exports: &'a Exports, tls: &'a TlsMode, peer: Peer<'a>, client_flags: u32) -> Self {
         let has = |flag: u16| client_flags & u32::from(flag) != 0;
         let fixed_newstyle = has(greeting::FIXED_NEWSTYLE);
-        // If TLS is required, no answer has to send a client to TLS: it can request no export
-        // before it has started TLS.
+        // If TLS is required, no answer has to refer a client to TLS: the client can request no
+        // export before it has started TLS.
         let may_start_tls = matches!(tls, TlsMode::Optional(_)) && fixed_newstyle;
         Self {
             exports,
@@ -411,14 +413,14 @@ impl<'a> Server<'a> {
     fn tls_started(&mut self, certified: bool, names: Vec<String>) {
         debug!(?names, "TLS started");
         self.tls_running = true;
-        // The specification forbids to keep agreements from before `STARTTLS`. The user stays,
-        // since the kernel and not the client has named it.
+        // The specification forbids keeping features that were negotiated before `STARTTLS`. The
+        // user is kept, because the kernel and not the client has reported it.
         let user = self.client.user.take();
         self.client = Client { certified, names, user, may_start_tls: false };
         self.agreed = Agreed::default();
     }
 
-    /// Answers one option into `out`.
+    /// Appends the answer to one option to `out`.
     fn answer(&mut self, option: u32, data: &[u8]) -> Result<Next<'a>, HandshakeError> {
         debug!(option, length = data.len(), "option");
         if let Some(next) = self.answer_before_all(option)? {
@@ -443,7 +445,8 @@ impl<'a> Server<'a> {
     fn answer_before_all(&mut self, option: u32) -> Result<Option<Next<'a>>, HandshakeError> {
         let tls_missing = matches!(self.tls, TlsMode::Required(_)) && !self.tls_running;
         match option {
-            // `EXPORT_NAME` has no error reply: by the specification the session ends instead.
+            // `EXPORT_NAME` has no error reply; the specification requires that the session ends
+            // instead.
             opt::EXPORT_NAME if tls_missing => Err(HandshakeError::Refused {
                 option,
                 reason: "TLS is required and was not started",
@@ -475,7 +478,7 @@ impl<'a> Server<'a> {
             None if option == opt::EXPORT_NAME => {
                 Err(HandshakeError::Refused { option, reason: "the name is too long" })
             }
-            // `ABORT` counts however long its data; the client disconnects before the next header.
+            // `ABORT` is valid even if its data are too long; no further option follows.
             Some(_) => Ok(()),
             None => {
                 self.error(option, rep::ERR_TOO_BIG, "the data of the option are too long");
@@ -487,9 +490,9 @@ impl<'a> Server<'a> {
     fn export_name(&mut self, name: &[u8]) -> Result<Next<'a>, HandshakeError> {
         let option = opt::EXPORT_NAME;
         let refused = |reason| Err(HandshakeError::Refused { option, reason });
-        // The specification forbids this option to clients that have agreed on extended headers.
+        // The specification forbids this option to clients that have negotiated extended headers.
         if self.agreed.extended {
-            return refused("extended headers go with GO only");
+            return refused("with extended headers an export can only be opened by GO");
         }
         if name.len() > MAX_STRING {
             return refused("the name is too long");
@@ -541,7 +544,7 @@ impl<'a> Server<'a> {
                 return Next::Option;
             }
         };
-        // `INFO` opens no export, so it takes no place among the tenant's connections.
+        // `INFO` opens no export, so it does not count among the tenant's connections.
         if option == opt::GO
             && let Err(reason) = self.admit(index)
         {
@@ -574,8 +577,8 @@ impl<'a> Server<'a> {
         if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
             put(info::DESCRIPTION, export.description.as_bytes());
         }
-        // By the specification sizes that differ from the defaults are sent even if they were not
-        // requested.
+        // The specification requires that sizes other than the defaults are sent even if they were
+        // not requested.
         if request.wants(info::BLOCK_SIZE) || export.blocks != BlockSizes::default() {
             put(
                 info::BLOCK_SIZE,
@@ -622,14 +625,14 @@ impl<'a> Server<'a> {
             Ok(request) => request,
             Err(Invalid(reason)) => return self.error(option, rep::ERR_INVALID, reason),
         };
-        // Only INFO and GO may send a client to TLS.
+        // Only INFO and GO may refer a client to TLS.
         let Ok(index) = self.find(request.name) else {
             return self.not_found(option, Access::Denied);
         };
-        // By the specification no query, or `base:` alone, lists all contexts and selects none.
+        // By the specification, no query or only `base:` lists all contexts and selects none.
         let all = !set && (request.queries == 0 || request.base_wildcard);
         if all || request.base_allocation {
-            // In a listing the number is reserved, and zero.
+            // In a listing the context's number is reserved and must be zero.
             let id = if set { option::BASE_ALLOCATION_ID } else { 0 };
             let data: [&[u8]; 2] = [&id.to_be_bytes(), option::BASE_ALLOCATION];
             option::put_reply(&mut self.out, option, rep::META_CONTEXT, &data);
@@ -651,7 +654,8 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Takes a place for one more client of an export; an error if there is no room.
+    /// Admits one more client of an export; fails if the tenant or the server has too many
+    /// connections.
     fn admit(&mut self, index: usize) -> Result<(), &'static str> {
         let Some(admit) = self.peer.admit else { return Ok(()) };
         admit(index, self.is_last_try).inspect_err(|_| self.has_no_room = true)
@@ -673,13 +677,14 @@ impl<'a> Server<'a> {
             read_only: export.read_only,
             structured: self.chunks(),
             extended: self.agreed.extended,
-            // By the specification a selection counts only for the export that it named.
+            // The specification says that a selection is valid only for the export that it named.
             base_allocation: (self.agreed.base_allocation == Some(index))
                 .then_some(option::BASE_ALLOCATION_ID),
             no_zeroes: self.no_zeroes,
             blocks: export.blocks,
             blocks_agreed,
-            // The name that opened the export, or else the first: the common name.
+            // The name in the certificate that permits this export, or else the first name, the
+            // common name.
             identity: owner.or(self.client.names.first()).cloned(),
         }
     }

@@ -1,4 +1,4 @@
-//! A connection's place among the bounded number of connections.
+//! A connection's place: its share of the bounded number of connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ impl Connections {
         Arc::new(Connections { all: AtomicUsize::new(0), on })
     }
 
-    /// A new counter without connections, on as many shards.
+    /// A new counter without connections, for the same number of shards.
     pub(crate) fn anew(&self) -> Arc<Connections> {
         Connections::on(self.on.len())
     }
@@ -45,19 +45,19 @@ impl Connections {
     }
 }
 
-/// A connection's place; it is free again when it is dropped.
+/// A connection's place, which becomes free when this is dropped.
 pub struct Place {
     tenant: Arc<Connections>,
     on: usize,
     budget: Arc<Budget>,
     number: u16,
-    /// The shard's count of connections, as long as the shard itself does not count this one.
+    /// The shard's count of connections, until the shard itself counts this one.
     shard: Option<Arc<AtomicUsize>>,
 }
 
 impl Place {
-    /// A place on a shard, which is counted in `tenant`, and is already in the budget under the
-    /// tenant's number and in the shard's count.
+    /// A place on a shard. It is counted in `tenant`, and has already been counted in the budget
+    /// under the tenant's number and in the shard's count.
     pub(crate) fn new(
         tenant: Arc<Connections>,
         on: usize,
@@ -69,7 +69,7 @@ impl Place {
         Place { tenant, on, budget, number, shard: Some(shard) }
     }
 
-    /// Hands the place over: the shard counts the connection from now on.
+    /// Passes the place to the shard, which counts the connection from now on.
     pub(crate) fn handed_over(mut self) -> Place {
         self.shard = None;
         self

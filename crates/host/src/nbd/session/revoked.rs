@@ -1,8 +1,9 @@
 //! Certificates that their authority has revoked.
 //!
-//! The handshake refuses them. A connection may last for months, so the certificates of its client
-//! are kept by issuer and serial number ([`shown_by`]), and compared with the lists when these are
-//! read again: a comparison needs no signature check, and so little time of a shard.
+//! The handshake refuses revoked certificates. A connection may last for months, so the identities
+//! of its client's certificates (issuer and serial number, [`shown_by`]) are kept and compared with
+//! the lists whenever these are read again. A comparison needs no signature check, so it takes
+//! little time of a shard.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +18,7 @@ pub struct CertificateId {
     serial: Box<[u8]>,
 }
 
-/// The certificates that a client has shown, including those of intermediate authorities; none
+/// The certificates that a client has presented, including those of intermediate authorities; empty
 /// without TLS or without a certificate.
 pub fn shown_by(session: &ServerConnection) -> Vec<CertificateId> {
     let chain = session.peer_certificates().unwrap_or_default().iter();
@@ -35,8 +36,8 @@ pub fn shown_by(session: &ServerConnection) -> Vec<CertificateId> {
 pub struct Revoked(HashMap<Box<[u8]>, HashSet<Box<[u8]>>>);
 
 impl Revoked {
-    /// Reads these lists. An unreadable list is skipped: rustls has accepted them, so it is not in
-    /// use.
+    /// Reads these lists. A list that cannot be read is skipped: rustls has accepted all lists that
+    /// are in use.
     pub(super) fn read(lists: &[CertificateRevocationListDer<'_>]) -> Revoked {
         let mut revoked = Revoked::default();
         for list in lists {

@@ -2,13 +2,14 @@
 //!
 //! TLS begins in the middle of a handshake (`STARTTLS`), so the handshake works on a [`Stream`]
 //! that is plain first and encrypted later. When the handshake is over,
-//! [`Stream::into_established`] gives the socket back, together with rustls' state, which the shard
-//! drives from then on: it may already hold bytes of the first request. Sessions are not resumed
-//! (connections live long, and the certificate is checked each time), so the server sends only data
-//! and the end of the session after the handshake.
+//! [`Stream::into_established`] returns the socket and rustls' state, which may already hold bytes
+//! of the first request; the shard drives TLS from then on. Sessions are not resumed, because
+//! connections are long and the certificate is checked each time. So after the handshake the server
+//! sends only data and the end of the session.
 //!
-//! A client is identified by its certificate alone: by the common name and the DNS names in it,
-//! which the configured authority has signed. A name is compared literally, without wildcards.
+//! A client is identified only by its certificate: by the common name and the DNS names in it. The
+//! configured authority must have signed the certificate. A name is compared literally, without
+//! wildcards.
 
 use std::num::NonZero;
 use std::ops::RangeInclusive;
@@ -71,7 +72,7 @@ pub enum TlsError {
         path: PathBuf,
     },
     /// A file is damaged.
-    #[error("the {what} {} is damaged ({reason}); make it anew or copy it again", path.display())]
+    #[error("the {what} {} is damaged ({reason}); create or copy it again", path.display())]
     Damaged {
         /// The kind of the file.
         what: &'static str,
@@ -95,7 +96,7 @@ pub enum TlsError {
         /// The reason of rustls.
         reason: String,
     },
-    /// The server's own key is RSA of a length that it cannot sign with.
+    /// The server cannot sign with its own RSA key, because of the key's length.
     #[error(
         "the certificate {} is for an RSA key of {bits} bits, and this server signs with 2048, \
          2560, 3072, 3584 or 4096 only: make it for a key of such a length, or for ECDSA (P-256, \
@@ -108,8 +109,8 @@ pub enum TlsError {
         /// The key's length.
         bits: usize,
     },
-    /// The authority's certificate for the other side is refused.
-    #[error("{} cannot be the authority for the other side's certificates: \
+    /// The certificate of the authority that signs the peer's certificates is refused.
+    #[error("{} cannot be the authority for the peer's certificates: \
      {reason}", path.display())]
     Authority {
         /// The file.
@@ -135,7 +136,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Whether clients start TLS.
+/// Whether clients may or must start TLS.
 #[derive(Clone, Debug, Default)]
 pub enum TlsMode {
     /// Clients cannot start TLS.
@@ -158,10 +159,10 @@ impl TlsMode {
 }
 
 impl Tls {
-    /// Reads the certificate chain (the server's own first), its key, and the authority that client
-    /// certificates have to be signed by, with its lists of revoked ones; with an authority,
-    /// clients without a certificate are refused; with lists, so are clients whose certificate is
-    /// in one, or whose authority has none.
+    /// Reads the certificate chain (the server's own certificate first), its key, and optionally
+    /// the authority that signs client certificates, with its revocation lists. With an authority,
+    /// clients without a certificate are refused. With revocation lists, the server also refuses
+    /// clients whose certificate is revoked, or whose authority has no list.
     pub fn load(
         certificate: &Path,
         key: &Path,
@@ -253,7 +254,8 @@ pub(crate) fn connect_as(directory: &Path, host: &str) -> Result<ClientConnectio
     ClientConnection::new(Arc::new(config), host).map_err(|error| refused(error.to_string()))
 }
 
-/// The bits of RSA keys that this server signs with, and that it accepts from clients.
+/// The lengths in bits of RSA keys with which this server can sign, and of clients' keys that it
+/// accepts.
 const RSA_OWN: [usize; 5] = [2048, 2560, 3072, 3584, 4096];
 const RSA_CLIENTS: RangeInclusive<usize> = 2048..=8192;
 
@@ -273,13 +275,13 @@ fn rsa_bits(certificate: &CertificateDer<'_>) -> Option<usize> {
     }
 }
 
-/// Refuses a key of a length that the check of signatures does not support; that check would report
-/// a bad signature instead.
+/// Refuses a key whose length the verification of signatures does not support. Without this check,
+/// the verification would report a bad signature.
 fn check_length(certificate: &CertificateDer<'_>) -> Result<(), String> {
     match rsa_bits(certificate) {
         Some(bits) if !RSA_CLIENTS.contains(&bits) => Err(format!(
-            "it has an RSA key of {bits} bits, and {} to {} are taken: make it for a longer key, or \
-             for ECDSA (P-256, P-384) or Ed25519",
+            "it has an RSA key of {bits} bits, and {} to {} are accepted: make it for another \
+             key length, or for ECDSA (P-256, P-384) or Ed25519",
             RSA_CLIENTS.start(),
             RSA_CLIENTS.end()
         )),
@@ -287,7 +289,7 @@ fn check_length(certificate: &CertificateDer<'_>) -> Result<(), String> {
     }
 }
 
-/// Checks clients' certificates, the lengths of their keys first.
+/// Checks clients' certificates: first the length of the key, then the signatures.
 #[derive(Debug)]
 struct Verifier(Arc<dyn ClientCertVerifier>);
 
@@ -410,7 +412,7 @@ pub enum Stream<S> {
     Tls(Box<TlsStream<S>>),
 }
 
-/// A connection after the handshake. No byte of the first request is buffered outside of it.
+/// A connection after the handshake, with all bytes that were received after the last option.
 #[derive(Debug)]
 pub enum Established<S> {
     /// The requests are plain text.
@@ -419,16 +421,16 @@ pub enum Established<S> {
     Tls {
         /// The transport, which carries TLS records.
         stream: S,
-        /// TLS after its handshake; it may hold records or plain text that came with the last
-        /// option. It accepts any amount of plain text to send: the writer must bound its writes
-        /// before it fetches the records.
+        /// TLS after its handshake. It may hold records or plain text that arrived with the last
+        /// option. It accepts any amount of plain text to send, so the writer must bound its writes
+        /// and fetch the records in between.
         session: Box<ServerConnection>,
     },
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
-    /// Performs the server's side of the TLS handshake, on `threads` if there are some; the stream
-    /// is closed if that fails.
+    /// Performs the server's side of the TLS handshake, on `threads` if given. Closes the stream if
+    /// the handshake fails.
     pub async fn start_tls(self, tls: &Tls, threads: Option<&TlsThreads>) -> io::Result<Self> {
         let Self::Plain(stream) = self else {
             return Err(io::Error::new(
@@ -440,7 +442,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
         let stream = match threads {
             None => accept.await?,
             Some(threads) => {
-                // The set aborts its task when it is dropped, as at a handshake's time limit.
+                // The `JoinSet` aborts its task when it is dropped, for example at the handshake's
+                // time limit.
                 let mut task = JoinSet::new();
                 task.spawn_on(accept, threads.next());
                 task.join_next().await.expect("it has one task").map_err(io::Error::other)??
@@ -450,9 +453,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream<S> {
     }
 }
 
-/// The threads that perform TLS handshakes, so that their signatures, each of which takes
-/// milliseconds with an RSA key, delay no other work. At most one handshake per thread computes at
-/// a time; handshakes that wait for their clients use none. The threads end when the last copy of
+/// The threads that perform TLS handshakes. With an RSA key each signature takes milliseconds, and
+/// on these threads it delays no other work. Each thread computes for one handshake at a time;
+/// handshakes that wait for their clients use no thread. The threads end when the last clone of
 /// this is dropped.
 #[derive(Clone, Debug)]
 pub struct TlsThreads {
@@ -470,7 +473,8 @@ struct TlsThread {
 
 impl TlsThread {
     fn start() -> io::Result<TlsThread> {
-        // The sockets belong to the caller's runtime, which has the timers, too.
+        // This runtime needs no I/O and timer drivers: the sockets and timers belong to the
+        // caller's runtime.
         let runtime = Builder::new_current_thread().build()?;
         let handle = runtime.handle().clone();
         let (end, ended) = oneshot::channel();
@@ -483,14 +487,14 @@ impl TlsThread {
 impl TlsThreads {
     /// Starts the threads: one for every two CPUs, from 1 to 4.
     pub fn start() -> io::Result<TlsThreads> {
-        // Shards and the control thread need the other half of the CPUs.
+        // The other half of the CPUs is left to shards and the control thread.
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
         let count = (cpus / 2).clamp(1, TLS_THREADS_MAX);
         let threads = (0..count).map(|_| TlsThread::start()).collect::<io::Result<_>>()?;
         Ok(TlsThreads { threads, begun: Arc::default() })
     }
 
-    /// The next thread in turn.
+    /// The next thread in round-robin order.
     fn next(&self) -> &Handle {
         let turn = self.begun.fetch_add(1, Ordering::Relaxed);
         &self.threads[turn % self.threads.len()].runtime
@@ -503,7 +507,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
         matches!(self, Self::Tls(_))
     }
 
-    /// Whether the client has shown a certificate.
+    /// Whether the client has presented a certificate.
     pub fn is_certified(&self) -> bool {
         let Self::Tls(stream) = self else { return false };
         stream.get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty())
@@ -522,9 +526,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
             Self::Plain(stream) => Established::Plain(stream),
             Self::Tls(stream) => {
                 let (stream, mut session) = stream.into_inner();
-                // By default TLS takes 64 KiB of plain text before its records are fetched, less
-                // than one reply to a long read. The code that writes to the session from here on
-                // bounds its batches.
+                // By default rustls accepts 64 KiB of plain text before its records are fetched,
+                // which is less than one reply to a long read. The code that writes to the session
+                // from here on bounds its batches.
                 session.set_buffer_limit(None);
                 Established::Tls { stream, session: Box::new(session) }
             }

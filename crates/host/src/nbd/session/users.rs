@@ -1,7 +1,8 @@
 //! Users of this machine: the peer of a Unix socket, and users by name.
 //!
-//! The kernel records the user who connected ([`User::of_peer`]), so a client cannot claim another
-//! one. Groups are those of the client's process when it connected, supplementary ones included.
+//! The kernel records the user who connected ([`User::of_peer`]), so a client cannot claim to be
+//! another one. The groups are those of the client's process when it connected, including
+//! supplementary ones.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use nix::errno::Errno;
 use nix::unistd;
 
-/// The most supplementary groups of a process (`NGROUPS_MAX`).
+/// The largest number of supplementary groups of a process (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
 
 /// A user, by the kernel's numbers.
@@ -43,7 +44,7 @@ impl Users {
 }
 
 impl User {
-    /// The user who connected a Unix socket, with its groups at that time.
+    /// The user who connected to a Unix socket, with its groups at that time.
     pub fn of_peer(socket: impl AsFd) -> io::Result<User> {
         let socket = socket.as_fd();
         let peer = rustix::net::sockopt::socket_peercred(socket)?;
@@ -51,7 +52,7 @@ impl User {
         let mut length = size_of_val(&gids[..]) as libc::socklen_t;
         loop {
             // SAFETY: the kernel writes at most `length` bytes to `gids`, which has that many, and
-            // the length to `length`; any bytes are numbers.
+            // the used length to `length`; any bytes are valid numbers.
             let result = unsafe {
                 libc::getsockopt(
                     socket.as_raw_fd(),
@@ -64,23 +65,25 @@ impl User {
             let count = length as usize / size_of::<u32>();
             match result {
                 0 => break gids.truncate(count),
-                // The kernel answers a buffer that is too small with the length that it needs.
+                // If the buffer is too small, the kernel returns the required length.
                 _ if count > gids.len() && count <= GROUPS_MAX => gids.resize(count, 0),
                 _ => return Err(io::Error::last_os_error()),
             }
         }
-        // `SO_PEERGROUPS` gives the supplementary groups only.
+        // `SO_PEERGROUPS` returns only the supplementary groups.
         gids.push(peer.gid.as_raw());
         Ok(User { uid: peer.uid.as_raw(), gids })
     }
 }
 
-/// The number of the user of this name; `None` if there is none. May wait for a directory service.
+/// The number of the user with this name; `None` if there is none. May block on a directory
+/// service.
 pub fn uid_of(name: &str) -> io::Result<Option<u32>> {
     found(unistd::User::from_name(name)).map(|user| user.map(|user| user.uid.as_raw()))
 }
 
-/// The number of the group of this name; `None` if there is none. May wait for a directory service.
+/// The number of the group with this name; `None` if there is none. May block on a directory
+/// service.
 pub fn gid_of(name: &str) -> io::Result<Option<u32>> {
     found(unistd::Group::from_name(name)).map(|group| group.map(|group| group.gid.as_raw()))
 }

@@ -1,20 +1,21 @@
 //! Options: the numbers of the handshake, the parsing of what clients send and the encoding of the
 //! answers.
 //!
-//! Like [`super::proto`] this does no I/O. A client's option is a header and data of a length that
-//! the client has chosen; the parsers here trust no length inside the data.
+//! Like [`super::proto`] this does no I/O. A client's option is a header and data whose length the
+//! client chooses; the parsers here trust no length inside the data.
 
 use super::proto::{MAX_STRING, magic};
 
 /// Options (`NBD_OPT_*`).
 pub mod opt {
-    /// Open an export, the old way: without error replies, the connection is closed instead.
+    /// Open an export with the old option, which has no error reply: a refusal closes the
+    /// connection.
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
-    /// Go on with TLS.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
     /// Request information about an export.
     pub const INFO: u32 = 6;
@@ -54,7 +55,7 @@ pub mod rep {
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option or its data are too long.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
-    /// Extended headers were agreed on, so this is no longer possible.
+    /// Extended headers were negotiated, so this is no longer possible.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 }
 
@@ -90,7 +91,7 @@ pub struct Invalid(pub &'static str);
 /// Data of `INFO` and `GO`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InfoRequest<'a> {
-    /// Name of the export, as bytes: no export has a name that is not UTF-8.
+    /// Name of the export, as received: it may not be UTF-8, and then names no export.
     pub name: &'a [u8],
     /// Two bytes for each requested kind of information.
     wanted: &'a [u8],
@@ -112,7 +113,7 @@ impl<'a> InfoRequest<'a> {
 
     /// Whether `kind` is requested.
     pub fn wants(&self, kind: u16) -> bool {
-        // Kinds that this server does not know are ignored, as the specification says.
+        // The specification requires that unknown kinds are ignored.
         self.wanted.chunks_exact(2).any(|wanted| wanted == kind.to_be_bytes())
     }
 }
@@ -138,7 +139,8 @@ impl<'a> ContextRequest<'a> {
         let queries = take(&mut rest, 4).ok_or(Invalid("the number of queries is missing"))?;
         let queries = u32::from_be_bytes([queries[0], queries[1], queries[2], queries[3]]);
         let mut request = Self { name, queries, base_allocation: false, base_wildcard: false };
-        // Each round takes four bytes at least, so that data and not `queries` bound the loop.
+        // Each round takes at least four bytes, so the length of the data and not `queries` bounds
+        // the loop.
         for _ in 0..queries {
             let query = string(&mut rest).ok_or(Invalid("a query does not fit the option"))?;
             request.base_allocation |= query == BASE_ALLOCATION;
@@ -152,7 +154,7 @@ impl<'a> ContextRequest<'a> {
     }
 }
 
-/// A string with its length before it; `None` if it is longer than the rest, or than
+/// Reads a string and the length before it; `None` if it is longer than the rest, or than
 /// [`MAX_STRING`].
 fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = take(rest, 4)?;

@@ -30,8 +30,8 @@ pub mod magic {
     pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 }
 
-/// Largest payload of a request or a reply in bytes; by the specification portable clients assume
-/// this one.
+/// Largest payload of a request or a reply in bytes: the value that the specification lets portable
+/// clients assume.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Length of a compact request header in bytes.
 pub const COMPACT_REQUEST_LEN: usize = 28;
@@ -56,13 +56,13 @@ impl CommandFlags {
     pub const FUA: Self = Self(1 << 0);
     /// `WRITE_ZEROES`: leave the range allocated.
     pub const NO_HOLE: Self = Self(1 << 1);
-    /// `READ`: one content chunk at most in the reply.
+    /// `READ`: the reply has at most one content chunk.
     pub const DF: Self = Self(1 << 2);
-    /// `BLOCK_STATUS`: one extent at most for each context.
+    /// `BLOCK_STATUS`: the reply has at most one extent for each context.
     pub const REQ_ONE: Self = Self(1 << 3);
     /// `WRITE_ZEROES`: fail with [`NbdError::NotSupported`] rather than be as slow as a write.
     pub const FAST_ZERO: Self = Self(1 << 4);
-    /// Extended header: the length is that of a following payload.
+    /// Extended header: the length is the length of a payload that follows the header.
     pub const PAYLOAD_LEN: Self = Self(1 << 5);
 
     /// Whether every bit of `other` is set.
@@ -71,7 +71,7 @@ impl CommandFlags {
         self.0 & other.0 == other.0
     }
 
-    /// The bits of both.
+    /// The bits that are set in `self`, in `other` or in both.
     #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -95,7 +95,7 @@ pub enum Command {
     Disconnect,
     /// Make everything acknowledged so far durable.
     Flush,
-    /// The content of the range is no longer needed.
+    /// The content of the range is no longer needed and may be discarded.
     Trim,
     /// The range will be read soon.
     Cache,
@@ -103,7 +103,7 @@ pub enum Command {
     WriteZeroes,
     /// Report which extents are allocated.
     BlockStatus,
-    /// Anything else, `RESIZE` among them: answered with [`NbdError::Invalid`].
+    /// Any other value, `RESIZE` among them. The server answers it with [`NbdError::Invalid`].
     Unknown(u16),
 }
 
@@ -176,7 +176,8 @@ pub struct Request {
 
 impl Request {
     /// Bytes of payload between this header and the next one; at most [`MAX_PAYLOAD`] for a request
-    /// that [`parse_request`] has returned. They follow even when the request is refused.
+    /// that [`parse_request`] has returned. A client sends the payload even if the request is
+    /// refused.
     ///
     /// With compact headers only a write has a payload; with extended ones the flag decides for any
     /// command.
@@ -232,21 +233,21 @@ pub enum Malformed {
     /// The payload is longer than [`MAX_PAYLOAD`].
     #[error("payload of {0} bytes is beyond the protocol's {MAX_PAYLOAD}")]
     PayloadTooLong(u64),
-    /// An extended write without `PAYLOAD_LEN`: the specification says that no data follow, clients
-    /// that forget the flag send them all the same, and data must never be taken for requests.
+    /// An extended write without `PAYLOAD_LEN`. The specification says that no data follow, but
+    /// clients that forget the flag send data anyway, and data must never be parsed as requests.
     #[error("extended write request without the payload flag")]
     WriteWithoutPayload,
 }
 
 /// Finds the request header at the start of `bytes`.
 ///
-/// `Ok(None)` means that more bytes are needed; `Ok(Some((request, consumed)))` that a header of
-/// `consumed` bytes was read, after which [`Request::payload`] bytes of payload follow. A wrong
-/// magic number is reported as soon as its bytes are there.
+/// `Ok(None)` means that more bytes are needed; `Ok(Some((request, consumed)))` means that a header
+/// of `consumed` bytes was read, after which [`Request::payload`] bytes of payload follow. A wrong
+/// magic number is reported as soon as its four bytes have arrived.
 #[inline]
 pub fn parse_request(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Malformed> {
-    // The magic number is judged before the header is whole: a client that sends the other kind of
-    // header may wait for its reply after fewer bytes than this kind has.
+    // The magic number is checked before the header is complete. A client that sends the shorter
+    // kind of header may wait for a reply before the server has the bytes of the longer kind.
     let Some(found) = be32(bytes, 0) else { return Ok(None) };
     let expected = if extended { magic::EXTENDED_REQUEST } else { magic::REQUEST };
     if found != expected {
@@ -291,7 +292,7 @@ pub enum NbdError {
     /// `EIO`: the device failed.
     #[error("input/output error")]
     Io = 5,
-    /// `ENOMEM`: to be avoided; back pressure bounds buffers, not errors.
+    /// `ENOMEM`. The server avoids it: buffers are bounded by back pressure, not by errors.
     #[error("cannot allocate memory")]
     NoMemory = 12,
     /// `EINVAL`: the request is invalid.
@@ -335,15 +336,15 @@ impl NbdError {
 
     /// The protocol's error for a failed system call with Linux' `errno` (positive).
     ///
-    /// An errno without a counterpart becomes `EIO`: the request was valid, the device could not do
-    /// it.
+    /// An errno without a counterpart becomes `EIO`: the request was valid, but the device could
+    /// not carry it out.
     pub const fn from_errno(errno: i32) -> Self {
         match errno {
             libc::EPERM | libc::EACCES | libc::EROFS => Self::NotPermitted,
             libc::ENOMEM | libc::ENOBUFS => Self::NoMemory,
             libc::EINVAL => Self::Invalid,
-            // By the specification an exhausted quota and a file size limit are reported as a full
-            // device.
+            // The specification requires that an exhausted quota and a file size limit are reported
+            // as a full device.
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
             libc::EOVERFLOW => Self::Overflow,
             libc::EOPNOTSUPP | libc::ENOSYS => Self::NotSupported,
@@ -352,9 +353,9 @@ impl NbdError {
         }
     }
 
-    /// [`NbdError::from_errno`] for the reply to `request`: `ENOTSUP` may answer nothing but a fast
-    /// zero, and `EOVERFLOW` nothing but a read that must not be fragmented; elsewhere both become
-    /// `EINVAL`.
+    /// [`NbdError::from_errno`] for the reply to `request`. The specification allows `ENOTSUP` for
+    /// fast zeroes only, and `EOVERFLOW` only for reads that must not be fragmented; elsewhere both
+    /// become `EINVAL`.
     pub const fn from_errno_for(errno: i32, request: &Request) -> Self {
         match Self::from_errno(errno) {
             Self::NotSupported if !request.flags.contains(CommandFlags::FAST_ZERO) => Self::Invalid,
@@ -383,7 +384,7 @@ impl Default for BlockSizes {
     }
 }
 
-/// The agreement of a handshake: all parameters of the transmission phase.
+/// The result of a handshake: all parameters of the transmission phase.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Negotiated {
     /// Index of the export in the handshake's list.
@@ -411,16 +412,17 @@ pub struct Negotiated {
 
 /// Checks whether `request` may be carried out; returns the error for its reply if not.
 ///
-/// The checks are, in this order: it was negotiated, this client may send it, it lies within the
-/// export, it is small enough. [`Command::Disconnect`] is never refused: it has no reply. A length
-/// of zero, which the specification leaves open, is `EINVAL`.
+/// The checks are, in this order: the client negotiated the command and its flags, the export
+/// permits the command (it is not read-only), the range lies within the export, and the range is
+/// small enough. [`Command::Disconnect`] is never refused, because it has no reply. A length of
+/// zero, which the specification leaves open, is `EINVAL`.
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), NbdError> {
     let command = request.command;
     if command == Command::Disconnect {
         return Ok(());
     }
     let mut allowed = command.allowed_flags();
-    // The specification answers a flag that was not negotiated with `EINVAL`.
+    // Flags that were not negotiated are not allowed; the specification requires `EINVAL` for them.
     if !negotiated.structured {
         allowed.0 &= !CommandFlags::DF.0;
     }
@@ -460,16 +462,18 @@ fn validate_range(request: &Request, negotiated: &Negotiated) -> Result<(), NbdE
         request.offset.checked_add(request.length).is_some_and(|end| end <= negotiated.size);
     let max_payload = u64::from(negotiated.blocks.max_payload);
     match request.command {
-        // Beyond the end the specification requires `ENOSPC` for writes and zeroes, else `EINVAL`.
+        // The specification requires `ENOSPC` for writes and zeroes beyond the end, and `EINVAL`
+        // for all other commands.
         Command::Write | Command::WriteZeroes if !inside => Err(NbdError::NoSpace),
         _ if !inside => Err(NbdError::Invalid),
-        // With chunks the reply could be split, but buffers are bounded: the client has to send a
-        // shorter read.
+        // Structured chunks could split the reply, but buffers are bounded, so the client has to
+        // send a shorter read.
         Command::Read if request.length > max_payload && negotiated.structured => {
             Err(NbdError::Overflow)
         }
         Command::Read | Command::Write if request.length > max_payload => Err(NbdError::Invalid),
-        // A command without a payload may be longer: the specification bounds payloads only.
+        // The specification bounds payloads only, so the range of a command without a payload may
+        // be longer than the largest payload.
         _ => Ok(()),
     }
 }

@@ -15,7 +15,7 @@
 
 use super::proto::{CommandFlags, NbdError, Negotiated, Request, magic};
 
-/// Longest header in bytes: extended, with a block status of one extent, is 56.
+/// The longest header, in bytes. An extended header with a block status of one extent has 56.
 pub const HEADER_MAX: usize = 64;
 /// `NBD_REPLY_FLAG_DONE`: the last chunk of a reply.
 pub const FLAG_DONE: u16 = 1;
@@ -126,7 +126,7 @@ impl ReplyStyle {
         }
     }
 
-    /// The end of a read whose chunks (`data` or `hole`) were sent with `last` unset.
+    /// The end of a read whose chunks (`data` or `hole`) were sent with `last == false`.
     #[inline]
     pub fn end(self, request: &Request) -> HeaderBuf {
         debug_assert!(self != Self::Simple, "a simple reply has no chunks");
@@ -144,7 +144,7 @@ impl ReplyStyle {
         header
     }
 
-    /// The same with the reason as text, if the style has room for it.
+    /// [`Self::error`] with the reason as text, if the style has space for it.
     pub fn error_because(self, request: &Request, error: NbdError, why: &str) -> Box<[u8]> {
         if self == Self::Simple {
             return simple(request, error.to_wire()).as_bytes().into();
@@ -154,9 +154,9 @@ impl ReplyStyle {
         [header.as_bytes(), why.as_bytes()].concat().into()
     }
 
-    /// The reply to a read that failed at `at`, after chunks for other parts may have been sent
-    /// with `last` unset. With [`ReplyStyle::Simple`] this is [`ReplyStyle::error`], and no chunk
-    /// may have been sent.
+    /// The reply to a read that failed at `at`. Chunks for other parts may already have been sent
+    /// with `last == false`, except with [`ReplyStyle::Simple`]: there this is
+    /// [`ReplyStyle::error`].
     #[inline]
     pub fn error_at(self, request: &Request, error: NbdError, at: u64) -> HeaderBuf {
         if self == Self::Simple {
@@ -167,8 +167,8 @@ impl ReplyStyle {
         header
     }
 
-    /// The header before `length` bytes of data read at `offset`. A simple reply has one, with the
-    /// whole range of the request.
+    /// The header before `length` bytes of data read at `offset`. A simple reply has a single
+    /// header, for the whole range of the request.
     #[inline]
     pub fn data(self, request: &Request, offset: u64, length: u32, last: bool) -> HeaderBuf {
         if self == Self::Simple {
@@ -180,7 +180,7 @@ impl ReplyStyle {
         header
     }
 
-    /// A part of a read that is all zeroes; for the styles that have chunks.
+    /// A part of a read that is all zeroes. [`ReplyStyle::Simple`] has no such chunk.
     #[inline]
     pub fn hole(self, request: &Request, offset: u64, length: u32, last: bool) -> HeaderBuf {
         debug_assert!(self != Self::Simple, "a simple reply has no holes");
@@ -212,7 +212,8 @@ impl ReplyStyle {
         if extended {
             header.u64(request.offset).u64(length);
         } else {
-            // Payloads are far below 4 GiB: MAX_PAYLOAD and eight bytes, or MAX_EXTENTS extents.
+            // Payloads are far below 4 GiB: at most MAX_PAYLOAD and eight bytes, or MAX_EXTENTS
+            // extents.
             header.u32(length as u32);
         }
         header
@@ -226,12 +227,12 @@ fn simple(request: &Request, error: u32) -> HeaderBuf {
     header
 }
 
-/// The reply to a block status request, built extent by extent in a buffer of the caller's.
+/// The reply to a block status request, built extent by extent in the caller's buffer.
 ///
 /// Extents are pushed in order from the start of the request. The builder joins neighbours with the
-/// same flags, keeps to one extent if the client requests one, stops at the end of the request and
-/// when the buffer is full (a shorter answer is always allowed: the client sends another request),
-/// and cuts extents that exceed 32 bits when headers are compact.
+/// same flags. It writes one extent if the client requests one. It stops at the end of the request
+/// or when the buffer is full; a shorter answer is always allowed, and the client sends another
+/// request. With compact headers it shortens extents that exceed 32 bits.
 #[derive(Debug)]
 pub struct BlockStatus<'a> {
     out: &'a mut [u8],
@@ -281,7 +282,8 @@ impl<'a> BlockStatus<'a> {
         }
         match self.open {
             Some((open, same)) if same == flags => {
-                // A sum beyond 64 bits covers the rest of any request just as well.
+                // If the sum exceeds 64 bits, the saturated value still covers the rest of any
+                // request.
                 self.open = Some((open.saturating_add(length), flags))
             }
             Some(_) => {
@@ -318,8 +320,8 @@ impl<'a> BlockStatus<'a> {
     /// Writes the open extent, and sets `full` if no further extent fits or is needed.
     fn close(&mut self) {
         let Some((mut length, flags)) = self.open.take() else { return };
-        // By the specification the only extent of such a reply must not be longer than the request;
-        // the last one of several may be.
+        // The specification says that a single extent must not be longer than the request; the last
+        // one of several may be.
         let one = self.request.flags.contains(CommandFlags::REQ_ONE);
         if one {
             length = length.min(self.request.length);

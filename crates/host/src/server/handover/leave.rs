@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::front::vfio_user::left_controller::LeftController;
 use crate::front::vhost::left::LeftSession;
 use crate::io::area::Area;
 use crate::io::clock::Clock;
@@ -123,13 +124,6 @@ impl ControlThread<'_> {
         if self.leaving.is_some() {
             return Err(refuse("the policy is being changed: try again when that is over"));
         }
-        if !self.server.controllers.is_empty() {
-            return Err(refuse(
-                "a guest has attached a controller (vfio-user), whose state this program does not \
-                 hand over: unplug its disk or stop the guest first (a restart takes the disk from \
-                 the guest, too)",
-            ));
-        }
         if let Some(member) = resized {
             let name = &member.tenant.name;
             return Err(refuse(format!("tenant {name} is being resized: try again later")));
@@ -193,9 +187,18 @@ impl ControlThread<'_> {
             return error;
         }
         // Guests' sessions handle no message from before the shards stand still.
-        let guests = self.server.sessions.pause();
-        let error = guests.with_states(|guests| {
-            self.stand_still().and_then(|()| self.execute(successor, operator, guests))
+        let (guests, controllers) = (self.server.sessions.pause(), self.server.controllers.pause());
+        let error = controllers.with_states(PATIENCE, |controllers| {
+            guests.with_states(|guests| {
+                self.stand_still()?;
+                self.execute(successor, operator, guests, controllers())
+            })
+        });
+        let error = error.unwrap_or_else(|| {
+            Err(refuse(
+                "a guest resets its controller, or deletes a queue, which waits for the device: \
+                 try again later",
+            ))
         });
         for shard in 0..self.server.shards.count() {
             self.server.shards.send(shard, Message::GoOn);
@@ -244,11 +247,12 @@ impl ControlThread<'_> {
         successor: &Successor,
         operator: serde_json::Value,
         guests: Vec<LeftSession>,
+        controllers: Vec<LeftController>,
     ) -> Result<Infallible, AdminError> {
         let area = Arc::new(Area::new(HEAD as u64).map_err(refuse)?);
         let device = self.device.leave(&area).map_err(refuse)?;
         let connections = self.pack(&area).map_err(refuse)?;
-        let state = State { guests, ..self.state(operator, device, connections) };
+        let state = State { guests, controllers, ..self.state(operator, device, connections) };
         state.write(&area).map_err(refuse)?;
         let fds = state.descriptors();
         block_signals();
@@ -326,6 +330,7 @@ impl ControlThread<'_> {
             groups: self.schedulers.caps_of_groups().into_iter().map(group).collect(),
             connections,
             guests: Vec::new(),
+            controllers: Vec::new(),
             shards: totals.shards.clone(),
             interference: cells.filter(|(_, _, ns)| *ns > 0).collect(),
             policies: self.policy_counts(),

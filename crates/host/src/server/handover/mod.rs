@@ -27,6 +27,7 @@ use fairq_core::{CapStats, Taken};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::device::any::{Inherited, Left};
+use crate::front::vfio_user::left_controller::LeftController;
 use crate::front::vhost::left::LeftSession;
 use crate::io::area::{Area, Piece, Span, SpanReader};
 use crate::io::clock::Clock;
@@ -80,6 +81,9 @@ pub struct State {
     /// The sessions of guests.
     #[serde(default)]
     guests: Vec<LeftSession>,
+    /// The controllers of guests.
+    #[serde(default)]
+    controllers: Vec<LeftController>,
     shards: Vec<ShardCounters>,
     interference: Vec<(u8, u8, u64)>,
     #[serde(default)]
@@ -208,6 +212,8 @@ impl State {
         let connections = self.connections.iter().map(|one| one.fd);
         let caller = self.caller.iter().map(|caller| caller.fd);
         let guests = self.guests.iter().flat_map(LeftSession::descriptors);
+        let controllers = self.controllers.iter().flat_map(LeftController::descriptors);
+        let guests = guests.chain(controllers);
         files.flatten().chain(doors).chain(connections).chain(guests).chain(caller).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The incoming side of an upgrade: a program takes over the state of the previous one.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -120,7 +121,11 @@ impl ControlThread<'_> {
     ) -> Result<(), ServerError> {
         let (guests, controllers) =
             (&before.state.guest_directories, &before.state.controller_directories);
-        let controllers = controllers.iter().cloned().map(Listen::VfioUser);
+        let listen_at = match self.server.whole {
+            Some(_) => Listen::VfioUserDevice,
+            None => Listen::VfioUser,
+        };
+        let controllers = controllers.iter().cloned().map(listen_at);
         self.guest_directories =
             guests.iter().cloned().map(Listen::VhostUser).chain(controllers).collect();
         for LeftDoor { at, role, fd, is_inherited, .. } in before.state.doors.clone() {
@@ -207,15 +212,21 @@ impl ControlThread<'_> {
         let names: HashMap<u16, String> =
             left.map(|left| (left.number, left.name.clone())).collect();
         let (mut taken, mut lost) = (0, 0);
-        for guest in std::mem::take(&mut before.state.guests) {
-            let name = names.get(&guest.tenant).cloned().unwrap_or_default();
-            match self.resume_guest(&name, &guest, |fd| take_copy(&mut before.copies, fd)) {
-                Ok(()) => taken += 1,
-                Err(error) => {
-                    tracing::error!(tenant = name, %error, "cannot take over a guest");
-                    lost += 1;
-                }
+        let mut count = |name: &str, resumed: io::Result<()>| match resumed {
+            Ok(()) => taken += 1,
+            Err(error) => {
+                tracing::error!(tenant = name, %error, "cannot take over a guest");
+                lost += 1;
             }
+        };
+        let name_of = |tenant| names.get(&tenant).cloned().unwrap_or_default();
+        for guest in std::mem::take(&mut before.state.guests) {
+            let (name, open) = (name_of(guest.tenant), |fd| take_copy(&mut before.copies, fd));
+            count(&name, self.resume_guest(&name, &guest, open));
+        }
+        for controller in std::mem::take(&mut before.state.controllers) {
+            let (name, open) = (name_of(controller.tenant), |fd| take_copy(&mut before.copies, fd));
+            count(&name, self.resume_controller(&name, controller, open));
         }
         if taken + lost > 0 {
             tracing::info!(guests = taken, lost, "this program has taken over guests");

@@ -11,11 +11,12 @@ use crate::observe::stats::{ShardReport, StoreLoad, TenantStats};
 const LOADS_NS: u64 = 500_000_000;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// The counts; of tenants, those that have changed since the last report.
+    /// The counts of the shard, and of the tenants whose counts have changed since the last report.
     pub fn report(&mut self, now_ns: u64) -> ShardReport {
         let tenants = self.stats.iter().zip(&mut self.changed).enumerate();
         let changed = tenants.filter_map(|(index, (stats, changed))| {
-            // A request that waits would starve: nothing else happens that lets it go.
+            // A tenant with a staged request is reported again, since its time of starvation grows
+            // without an event.
             let again = std::mem::replace(changed, stats.staged > 0);
             again.then(|| (index as u16, stats.at(now_ns)))
         });
@@ -27,7 +28,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// The requests on each store. This visits all live requests, so it is done once in a while.
+    /// The requests on each store. This visits all live requests, so it is done every [`LOADS_NS`].
     fn loads(&mut self, now_ns: u64) -> Vec<StoreLoad> {
         if now_ns < self.loads_ns {
             return self.loads.clone();
@@ -53,7 +54,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.counters.sleeps += u64::from(slept);
     }
 
-    /// A tenant's number is another's from now on: nothing has been counted for it.
+    /// Clears a tenant's counts, because its number now belongs to another tenant.
     pub fn forget(&mut self, tenant: u16) {
         if let Some(stats) = self.stats.get_mut(usize::from(tenant)) {
             *stats = TenantStats::default();
@@ -64,7 +65,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// Records decisions from now on, the last `events` of them.
+    /// Starts to record decisions; the last `events` of them are kept.
     pub fn record(&mut self, events: usize) {
         self.recorder = Some(Box::new(Recorder::new(events)));
     }
@@ -74,7 +75,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.recorder.take().map_or_else(Recording::default, |recorder| recorder.finish())
     }
 
-    /// Writes down what happened to a live request.
+    /// Records an event of a live request.
     #[cold]
     pub(super) fn note(&mut self, at_ns: u64, kind: Kind, tag: Tag) {
         let reason = self.port.reason(Some(tag));

@@ -1,8 +1,8 @@
-//! The memory of live orders whose data lie in several stretches.
+//! The memory of live orders whose data are in several stretches.
 //!
-//! An order with one stretch has none of this. The others have a list each for the stretches after
-//! the first. A list keeps its memory for the next order, so nothing is allocated once a shard has
-//! had its most orders of this kind, with their most stretches.
+//! An order with one stretch uses no list. Each other order has a list of the stretches after the
+//! first. A freed list keeps its memory for a later order, so a running shard allocates only when
+//! it has more such orders, or more stretches in one, than ever before.
 
 use crate::io::memory::Memory;
 
@@ -44,7 +44,7 @@ impl Arena {
         self.lists.get(rest.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Takes an order's list back.
+    /// Frees an order's list.
     #[inline]
     pub(super) fn free(&mut self, rest: Rest) {
         if rest != Rest::NONE {

@@ -1,4 +1,4 @@
-//! Requests that are taken back before the device has them.
+//! Cancelling requests that have not been issued to the device.
 
 use fairq_core::{Port, Tag};
 
@@ -8,22 +8,22 @@ use crate::io::ring::UserData;
 use crate::observe::record::Kind;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Takes back those live requests of the front end that acts now ([`Self::serve`]) that
-    /// `is_unwanted` names, by their cookies, and that the policy still holds: they end with `errno`, and no tenant is charged. The others, which
-    /// the device has or the policy has merged, run to their end. Their memory is in use until
-    /// [`Self::finished`] has given them back, as always.
+    /// Cancels the live requests of the current front end ([`Self::serve`]) for whose cookies
+    /// `is_unwanted` is true, unless they were issued. They end with `errno`, and no tenant is
+    /// charged. Requests that the device has, or that the policy has merged, run to their end.
+    /// The memory of all requests stays in use until [`Self::finished`] has returned them.
     pub fn cancel(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(u64) -> bool) {
         let own = self.asker;
         self.cancel_those(now_ns, errno, |name| name.asker == own && is_unwanted(name.value));
     }
 
-    /// The same for the requests of all front ends.
+    /// [`Self::cancel`] for the requests of all front ends.
     pub(in crate::shard) fn cancel_all(&mut self, now_ns: u64, errno: i32) {
         self.cancel_those(now_ns, errno, |_| true);
     }
 
     fn cancel_those(&mut self, now_ns: u64, errno: i32, is_unwanted: impl Fn(UserData) -> bool) {
-        // Tags are reused from the lowest on, so few empty places are visited.
+        // The number of live requests still to visit, so that the loop ends after the last one.
         let mut left = self.live.len() - self.free.len();
         let mut has_throttled = false;
         for index in 0..self.live.len() {
@@ -57,12 +57,13 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// The policy has given a request back.
+    /// Ends a request that the policy has cancelled.
     pub(super) fn cancelled(&mut self, now_ns: u64, tag: Tag, live: &Live, errno: i32) {
         if self.recorder.is_some() {
             self.note(now_ns, Kind::Cancel, tag);
         }
-        // A write that never began is as good as one that has ended: nothing of it can be lost.
+        // A write that never began counts like one that has ended, because none of its data can be
+        // lost.
         self.write_back.end(usize::from(self.id.0), live.tenant, live.command.op);
         if live.dirty > 0 && live.held_by != Holder::Throttle {
             self.dirtied(live, false);

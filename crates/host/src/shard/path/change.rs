@@ -1,5 +1,5 @@
-//! A data path whose policy is exchanged: requests that wait for a cap move to the next port, and a
-//! port that is given up loses all of its requests to the device.
+//! Replaces the policy of a data path: requests that wait for a cap move to the next port, and if
+//! the old port has to be abandoned, all its requests are issued to the device.
 
 use fairq_core::{Class, Held, Port, Submitted, Tag};
 
@@ -9,8 +9,8 @@ use crate::io::ring::Ring;
 use crate::observe::stats::Counted;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Takes the requests from the port that wait for a cap, which may take an hour:
-    /// [`Self::resubmit`] gives them to the port after this one.
+    /// Removes from the port the requests that wait for a cap, because they may wait for an hour;
+    /// [`Self::resubmit`] submits them to the next port.
     #[cold]
     pub fn withdraw(&mut self, now_ns: u64) {
         for index in 0..self.live.len() {
@@ -28,7 +28,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// Gives the port what was withdrawn from the one before it, in the order in which it came.
+    /// Submits the requests that were withdrawn from the previous port, in order of arrival.
     #[cold]
     pub fn resubmit(&mut self, now_ns: u64, ring: &mut Ring) {
         if self.withdrawn == 0 {
@@ -50,14 +50,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             match self.give(now_ns, tag, &live) {
                 Ok(Submitted::Staged) => {}
                 Ok(Submitted::Issue { class }) => self.issue(now_ns, ring, tag, class),
-                // Its tenant has been removed.
+                // The request's tenant has been removed.
                 Err(_) => self.cancelled(now_ns, tag, &live, libc::ESHUTDOWN),
             }
         }
     }
 
-    /// Takes all requests from the port, which must not be called again: those that it holds go to
-    /// the device in any order, and the end of those on the device is not reported to it.
+    /// Takes all requests from the port, which must not be called again. Staged requests are issued
+    /// to the device in any order, and the port is not notified of completions.
     #[cold]
     pub fn let_go(&mut self, now_ns: u64, ring: &mut Ring) {
         (self.wait_until_ns, self.blocked) = (None, false);
@@ -66,7 +66,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
             let Some(live) = self.live[index].as_mut().filter(is_known) else { continue };
             live.held_by = Holder::Device;
             self.orphans += 1;
-            // The device has it already, and only its end is still to come.
+            // The device already has the request, so only its completion is awaited.
             if live.issued_ns != 0 {
                 continue;
             }
@@ -80,7 +80,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// Issues nothing until the next [`DataPath::dispatch`], for which no time is set.
+    /// Issues nothing until the next [`DataPath::dispatch`], and clears its deadline.
     #[cold]
     pub fn halt(&mut self) {
         (self.wait_until_ns, self.blocked) = (None, false);
@@ -92,7 +92,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         self.live.iter().flatten().any(|live| live.issued_ns != 0)
     }
 
-    /// Adds what was counted by the program before this one.
+    /// Adds the counts of the previous program.
     #[cold]
     pub fn count_before(&mut self, counted: Counted) {
         let Counted { tenants, counters, matrix } = counted;

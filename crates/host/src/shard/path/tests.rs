@@ -1,4 +1,4 @@
-//! Merged requests, and what becomes of their parts.
+//! Merged requests, and the results of their parts.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::shard::volume::{Piece, Volume};
 const TAGS: usize = 64;
 const BLOCK: u32 = 4096;
 
-/// Memory with a bad block, which notes what it was sent: offsets and lengths.
+/// Memory with a bad block, which records the offsets and lengths of the commands that it receives.
 struct Flawed {
     info: Info,
     store: Arc<Store>,
@@ -113,13 +113,13 @@ impl Bench {
         let piece = Piece { fua, ..Piece::new(op, offset, BLOCK, buffer.memory(), cookie) };
         let order = volume(self.flow).order(&piece).unwrap();
         self.buffers.push(buffer);
-        // SAFETY: the buffers outlive the orders and are not accessed before `run` has got all
-        // orders back.
+        // SAFETY: the buffers outlive the orders and are not accessed before `run` has received all
+        // finished orders.
         unsafe { self.path.submit(0, &mut self.ring, &order, &[]) }.unwrap();
     }
 
-    /// Until nothing is left: the errno of each order, in the order in which they were
-    /// submitted, and what the device got.
+    /// Runs until no order is left; returns the errno of each order, in the order of submission,
+    /// and the commands that the device received.
     fn run(&mut self) -> (Vec<i32>, Vec<(u64, u32)>) {
         let mut errnos = vec![-1; self.buffers.len()];
         while self.path.dispatch(0, &mut self.ring) || !self.path.is_idle() {
@@ -153,7 +153,8 @@ impl Bench {
 #[test]
 fn adjacent_requests_are_one_command_up_to_the_barrier() {
     let mut bench = Bench::new(u64::MAX);
-    // Behind, behind, before; a gap; a write that is to be durable, and one behind that.
+    // The blocks are submitted in ascending order, then one before them and one after a gap. A
+    // durable write and one adjacent to it follow.
     [4, 5, 6, 3, 9].into_iter().for_each(|block| bench.submit(Op::Write, block, false));
     bench.submit(Op::Write, 7, true);
     bench.submit(Op::Write, 8, false);
@@ -181,7 +182,7 @@ fn the_parts_of_a_failed_command_go_alone() {
     assert_eq!(bench.free(), [7, 8]);
 }
 
-/// Stretches of memory, in order, each with its byte.
+/// Stretches of memory, in order, each filled with its own byte.
 fn stretches(buffers: &mut [Buffer], byte: u8) -> Vec<Memory> {
     let memory = |(index, buffer): (usize, &mut Buffer)| {
         buffer.bytes_mut().fill(byte + index as u8);
@@ -190,8 +191,8 @@ fn stretches(buffers: &mut [Buffer], byte: u8) -> Vec<Memory> {
     buffers.iter_mut().enumerate().map(memory).collect()
 }
 
-/// Orders whose data lie in several stretches are merged with their neighbours, and their parts go
-/// alone if the command fails.
+/// Orders whose data are in several stretches are merged with their neighbours, and each part is
+/// issued alone if the command fails.
 #[test]
 fn the_stretches_of_an_order_stay_with_it() {
     for bad in [u64::MAX, 3 * u64::from(BLOCK)] {
@@ -203,9 +204,11 @@ fn the_stretches_of_an_order_stay_with_it() {
             let all = stretches(&mut buffers, 10 * order as u8);
             let write = Piece::new(Op::Write, (2 + order) * u64::from(BLOCK), BLOCK, all[0], order);
             let write = volume(bench.flow).order(&write).unwrap();
-            // SAFETY: the buffers outlive the orders and are untouched until `run` has had them.
+            // SAFETY: the buffers outlive the orders and are not accessed until `run` has received
+            // them.
             unsafe { bench.path.submit(0, &mut bench.ring, &write, &all[1..]) }.unwrap();
-            // An order whose stretches do not fit is refused, and the device does not see it.
+            // An order whose stretches do not match its length is refused, and the device does not
+            // receive it.
             // SAFETY: as above.
             unsafe { bench.path.submit(0, &mut bench.ring, &write, &all[2..]) }.unwrap();
             bench.path.reap(0, &mut bench.ring);
@@ -233,7 +236,7 @@ fn the_stretches_of_an_order_stay_with_it() {
     }
 }
 
-/// Each front end gets its own orders back, and cancels no others.
+/// Each front end receives its own orders back, and cancels no others.
 #[test]
 fn an_order_is_its_front_ends() {
     let mut bench = Bench::new(u64::MAX);
@@ -323,14 +326,14 @@ impl Port for Spy {
     }
 }
 
-/// All of the device, as one tenant's.
+/// The whole device as one tenant's range.
 fn volume(flow: FlowId) -> Volume {
     let (tenant, file, base, size) = (0, 0, 0, 1 << 20);
     Volume { tenant, flow, file, base, size, read_only: false, block: 1 }
 }
 
-/// The policy gets the length that the tenant is charged for: blocks that a write cuts, the time of
-/// flushes, and orders that the device never gets.
+/// The policy receives the length for which the tenant is charged: for blocks that a write covers
+/// only in part, for the time of flushes, and for orders that the device never receives.
 #[test]
 fn the_policy_hears_what_a_request_costs() {
     let mut bench = Bench::new(u64::MAX);
@@ -359,7 +362,7 @@ fn the_policy_hears_what_a_request_costs() {
         assert_eq!(path.finished().map(|finished| finished.errno), Some(0));
     }
     let charged: Vec<u32> = path.port.0.iter().map(|request| request.length).collect();
-    // 4 KiB took 100 us, so a flush of 1 ms is as good as ten of these.
+    // 4 KiB took 100 us, so a flush of 1 ms is charged as ten times 4 KiB.
     assert_eq!(charged, [BLOCK, 8192, 0, 0, 10 * BLOCK, 0]);
     assert_eq!(path.queue.sent.len(), 4, "the device has nothing to do for the others");
     bench.region.free(buffer);

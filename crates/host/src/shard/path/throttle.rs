@@ -1,5 +1,5 @@
-//! Writes into the page cache that wait in the shard, before the port, until their tenant's part of
-//! the file's dirty bytes has room for them ([`Dirty`](crate::shard::dirty::Dirty)).
+//! Writes to the page cache that wait in the shard, before the port, until their tenant may have
+//! more dirty bytes of the file ([`Dirty`](crate::shard::dirty::Dirty)).
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::io::ring::Ring;
 use crate::shard::dirty::Round;
 
 impl<P: Port, D: Device> DataPath<P, D> {
-    /// Gives the port a request that has arrived, unless it has to wait.
+    /// Submits an arrived request to the port, unless it has to wait.
     #[inline]
     pub(super) fn admit(
         &mut self,
@@ -38,7 +38,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         writes && !fua && self.queue.is_cached(file)
     }
 
-    /// The same for a write into the page cache.
+    /// [`Self::admit`] for a write to the page cache.
     fn throttle(
         &mut self,
         now_ns: u64,
@@ -46,7 +46,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         live: &mut Live,
     ) -> Result<Submitted, SubmitError> {
         live.dirty = live.command.length.into();
-        // Behind those of its tenant that wait already.
+        // A write also waits if earlier writes of its tenant wait.
         if self.throttled.contains_key(&live.tenant) || !self.has_room_for(live) {
             live.held_by = Holder::Throttle;
             self.throttled.entry(live.tenant).or_default().push_back(tag);
@@ -68,7 +68,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         has_room
     }
 
-    /// A write that was admitted has ended; `is_cached` if the cache has it.
+    /// Handles the end of an admitted write; `is_cached` if its data are in the cache.
     #[cold]
     pub(super) fn dirtied(&self, live: &Live, is_cached: bool) {
         let Command { file, offset, length, .. } = live.command;
@@ -83,7 +83,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// A flush of a cached file is issued: the bytes that it is about.
+    /// Accounts for a flush of a cached file that is issued; returns the bytes that it covers.
     #[cold]
     pub(super) fn flush_dirty(&mut self, tag: Tag) -> u64 {
         let Some(live) = self.live[tag.0 as usize].as_mut() else { return 0 };
@@ -93,7 +93,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         span.max(end.saturating_sub(offset))
     }
 
-    /// Gives the port those writes that there is room for now.
+    /// Submits to the port the waiting writes that may now be admitted.
     #[inline]
     pub fn unthrottle(&mut self, now_ns: u64, ring: &mut Ring) {
         if self.throttled_count > 0 && self.throttle_seen != self.dirty.changes() {
@@ -102,7 +102,8 @@ impl<P: Port, D: Device> DataPath<P, D> {
     }
 
     fn retry(&mut self, now_ns: u64, ring: &mut Ring) {
-        // Before the first try: a change in the meantime is a reason for another one.
+        // The number is read before the first attempt, so that a later change causes another
+        // attempt.
         let changes = self.dirty.changes();
         let mut throttled = std::mem::take(&mut self.throttled);
         let is_batch_full =
@@ -114,7 +115,7 @@ impl<P: Port, D: Device> DataPath<P, D> {
         }
     }
 
-    /// The same for one tenant, as far as there is room. True if the batch is full.
+    /// [`Self::unthrottle`] for one tenant. True if the batch is full.
     fn retry_tenant(&mut self, now_ns: u64, ring: &mut Ring, tags: &mut VecDeque<Tag>) -> bool {
         while let Some(&tag) = tags.front() {
             if self.batch >= BATCH {
@@ -131,14 +132,14 @@ impl<P: Port, D: Device> DataPath<P, D> {
             match self.give(now_ns, tag, &live) {
                 Ok(Submitted::Staged) => {}
                 Ok(Submitted::Issue { class }) => self.issue(now_ns, ring, tag, class),
-                // Its tenant has been removed.
+                // The write's tenant has been removed.
                 Err(_) => self.cancelled(now_ns, tag, &live, libc::ESHUTDOWN),
             }
         }
         false
     }
 
-    /// Writes that waited have been cancelled.
+    /// Removes the waiting writes that have been cancelled.
     #[cold]
     pub(super) fn forget_throttled(&mut self) {
         let live = &self.live;

@@ -36,7 +36,7 @@ impl Entity {
         (self.is_busy, self.service) = (true, 0);
     }
 
-    /// Its turn is over: its finish follows from the service that it received.
+    /// Ends its turn: computes its finish from the service that it received.
     pub(super) fn settle(&mut self) {
         self.finish = self.finish(self.service);
     }

@@ -1,18 +1,19 @@
-//! Weight raising (`low_latency`): queues that seem to serve an application for which a person
-//! waits have many times their weight for a while.
+//! Weight raising (`low_latency`): queues that seem to serve an interactive or real-time
+//! application have many times their weight for a while.
 //!
 //! - *Interactive* is a queue that is new, or was idle for two seconds: 30 times its weight, for
 //!   the time that a large program's start is assumed to take on the drive (3 to 25 seconds; longer
 //!   on slower drives), and for at most 120,000 sectors.
-//! - *Soft real-time* is a queue that sends a batch, waits for all of it, and sends the next batch
-//!   no sooner than a rate of 7000 sectors a second allows: 3000 times its weight, for 300 ms from
-//!   each batch. A queue all of whose last 32 requests sought is not soft real-time.
+//! - *Soft real-time* is a queue that sends a batch, waits until the whole batch has completed, and
+//!   sends the next batch no sooner than a rate of 7000 sectors a second allows: 3000 times its
+//!   weight, for 300 ms after each batch. A queue whose last 32 requests were all seeks is not soft
+//!   real-time.
 //!
-//! Facts are from the source of 7.2, and for [`Kernel::V4_15`] from a source of its time: there
-//! interactive raising lasts 13 seconds at most and has no limit in sectors, slow drives have other
-//! numbers, and a queue that only seeks can be soft real-time. 5.2 and 5.3 are assumed to be as
-//! 7.2, without two later changes: only queues of the default weight are raised (5.12), and the
-//! wait for them is 20 ms.
+//! The rules are those of the source of 7.2, and for [`Kernel::V4_15`] those of a source of that
+//! time, in which interactive raising lasts at most 13 seconds and has no limit in sectors, slow
+//! drives have other numbers, and a queue that only seeks can be soft real-time. Versions 5.2 and
+//! 5.3 are assumed to behave as 7.2 without two later changes: only queues of the default weight
+//! are raised (5.12), and BFQ waits 20 ms for raised queues.
 
 use super::{IDLE_NS, Kernel, MS};
 
@@ -27,13 +28,14 @@ const IDLE_FROM_NS: u64 = 2000 * MS;
 const SOFT_REAL_TIME_NS: u64 = 300 * MS;
 /// `bfq_wr_max_softrt_rate`, in sectors a second.
 const SOFT_RATE: u64 = 7000;
-/// A queue that sends sooner than this after its last completion is greedy: the time of a wait and
-/// four jiffies, of 4 ms as in distributions.
+/// A queue that sends sooner than this after its last completion is greedy. It is the length of a
+/// wait plus four jiffies of 4 ms, the value in distributions' kernels.
 const GREEDY_NS: u64 = IDLE_NS + 16 * MS;
 /// `max_service_from_wr`, in sectors.
 const MOST_SERVICE: u64 = 120_000;
-/// `ref_rate` times `ref_wr_duration`, and in 4.15 the same of slow drives: a drive's rate, in
-/// 2^-16 sectors a microsecond, times the milliseconds of a program's start on it.
+/// `ref_rate` times `ref_wr_duration`, and for 4.15 the same product for slow drives: a drive's
+/// rate, in 2^-16 sectors a microsecond, times the time of a program's start on it, in
+/// milliseconds.
 const REFERENCE: u64 = 33_000 * 2500;
 const SLOW_REFERENCE: u64 = 10_700 * 6000;
 const SLOW_UP_TO: u64 = 4 * 10_700 / 3;
@@ -56,7 +58,7 @@ pub(super) struct Raising {
     /// `last_wr_start_finish`, `wr_cur_max_time`.
     since_ns: u64,
     lasts_ns: u64,
-    /// Start of its interactive raising, if it became soft real-time during that.
+    /// Start of its interactive raising, if it became soft real-time during it.
     interactive_since_ns: Option<u64>,
     /// Service while raised, since interactive raising began, in sectors.
     service: u64,
@@ -99,8 +101,8 @@ impl Raising {
     }
 
     /// A request has arrived at the queue while it had none (`bfq_bfqq_handle_idle_busy_switch`,
-    /// `bfq_update_bfqq_wr_on_rq_arrival`). Returns whether raising begins, which bounds its
-    /// budget.
+    /// `bfq_update_bfqq_wr_on_rq_arrival`). Returns whether raising begins, in which case the
+    /// caller bounds the queue's budget.
     pub(super) fn begins(&mut self, now_ns: u64, arrival: Arrived) -> bool {
         let Arrived { kernel, rate, is_usual_weight, only_seeks, on_drive } = arrival;
         let may = is_usual_weight || kernel < Kernel::V7_2;
@@ -167,7 +169,7 @@ impl Raising {
         }
     }
 
-    /// All of its last 32 requests sought (`bfq_update_io_seektime`).
+    /// Called when all of the queue's last 32 requests were seeks (`bfq_update_io_seektime`).
     pub(super) fn only_seeks(&mut self, now_ns: u64, kernel: Kernel, rate: u64) {
         if self.is_soft_real_time() && kernel > Kernel::V4_15 {
             self.ends_or_falls_back(now_ns, kernel, rate);
@@ -191,7 +193,7 @@ impl Raising {
         }
     }
 
-    /// Its turn is over, with nothing staged (`bfq_bfqq_expire`).
+    /// Called when the queue's turn is over and it has nothing staged (`bfq_bfqq_expire`).
     pub(super) fn expired(&mut self, now_ns: u64, kernel: Kernel, on_drive: u32) {
         if on_drive == 0 {
             self.next_start(now_ns, kernel);
@@ -204,7 +206,7 @@ impl Raising {
         }
     }
 
-    /// Its last request has completed, and it has no other (`bfq_completed_request`).
+    /// Called when the queue's last request has completed (`bfq_completed_request`).
     pub(super) fn emptied(&mut self, now_ns: u64, kernel: Kernel, is_busy: bool) {
         if !is_busy {
             self.idle_since_ns = Some(now_ns);
@@ -230,7 +232,7 @@ pub(super) struct Arrived {
     /// The drive's peak rate, in 2^-16 sectors a microsecond.
     pub(super) rate: u64,
     pub(super) is_usual_weight: bool,
-    /// Whether each of its last 32 requests sought.
+    /// Whether each of its last 32 requests was a seek.
     pub(super) only_seeks: bool,
     pub(super) on_drive: u32,
 }

@@ -39,7 +39,7 @@ impl Drive {
         }
     }
 
-    /// The queue that is served next, if any may send.
+    /// Dispatches a request; returns its queue, or `None` if no queue may send.
     fn goes(&mut self) -> Option<usize> {
         match self.policy.select(self.now_ns, Lanes::All) {
             Selection::Serve(_, flow) => Some(flow),
@@ -174,7 +174,7 @@ fn a_scenario_without_tenants_is_refused_and_does_not_stop_the_lab() {
     assert!(AnySubject::Serial(lock).run(&scenario).is_err());
 }
 
-/// Sends this many requests to the drive, one after the other, and counts how many are of each of
+/// Sends this many requests to the drive, one after the other, and counts the requests of each of
 /// two queues. Each queue always has eight requests waiting.
 fn shares(drive: &mut Drive, requests: u64, each_ns: u64) -> [u32; 2] {
     let mut served = [0; 2];

@@ -6,16 +6,17 @@ use crate::host::Host;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kernel {
     /// BFQ waits for a queue whose requests are all on the drive if queues or groups have different
-    /// weights. Nothing is dispatched meanwhile.
+    /// weights. It dispatches no request meanwhile.
     V4_15,
-    /// Others' requests are injected during the wait, one at a time and after a long wait. In
-    /// groups BFQ waits for all queues; without groups not for the lightest.
+    /// BFQ injects requests of other queues while it waits, one at a time and only after a long
+    /// wait. With groups it waits for all queues; without groups it does not wait for the lightest
+    /// ones.
     V5_2,
-    /// The number of injected requests adapts to their effect on the queue's own. A queue that
-    /// becomes busy takes the drive from a lighter one.
+    /// The number of injected requests adapts to their effect on the waiting queue's own requests.
+    /// A queue that becomes busy preempts a lighter one.
     V5_3,
-    /// Tags by weight. In groups BFQ waits for a queue while other groups have requests. It also
-    /// waits for the only busy queue.
+    /// Queues get tags by weight. With groups, BFQ waits for a queue while other groups have
+    /// requests. It also waits for a queue that is the only busy one.
     V7_2,
 }
 
@@ -41,8 +42,8 @@ pub struct LinuxBfqConfig {
 }
 
 impl LinuxBfqConfig {
-    /// Additional time of each hook of a request on a host, over the lightest scheduler's, in
-    /// picoseconds.
+    /// Time by which each hook of a request takes longer on a host than the lightest scheduler's
+    /// hook, in picoseconds.
     pub(crate) fn hook_ps(&self, host: &Host) -> u64 {
         host.ps(self.cycles.saturating_sub(host.machine.layer.stage) / 3)
     }

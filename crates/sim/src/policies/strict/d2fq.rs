@@ -1,21 +1,22 @@
 //! D2FQ to the letter of its paper (Woo, Ahn, Lee and Jeong, USENIX FAST 2021), with the three ways
 //! of finding global virtual time that its Figure 17 compares.
 //!
-//! **Beside `fairq_core::d2fq`.** Thresholds are as configured, however much a flow has in flight
-//! and however slow the device is; gvt has no floor, and a flow that comes back after the grace
-//! period is at gvt; the first flow that publishes takes an unheld word, and an idle holder keeps
-//! it for the grace period; f_min of Eq. 2 is any flow; Eq. 3 counts blocks of 512 bytes; the
-//! classes' weights are multiplied until the high one is as large as fits.
+//! **Differences from `fairq_core::d2fq`.** Thresholds stay as configured, independent of the bytes
+//! that a flow has in flight and of the device's speed. Global virtual time (gvt) has no floor, and
+//! a flow that sends again after the grace period starts at gvt. The first flow that publishes
+//! takes a word that no flow holds, and an idle holder keeps it for the grace period. f_min of Eq.
+//! 2 may be any flow; Eq. 3 counts blocks of 512 bytes; the classes' weights are multiplied until
+//! the weight of the high class is the largest that fits.
 //!
-//! **Shared words.** A flow has its virtual time and the number of ports on which it is in flight,
-//! with the time at which that began, in one cache line. Ports publish a flow's service after an
-//! eighth of tau_l divided by the number of ports, as the core's do. With the sloppy tracker a
-//! publication moves one more word; with the mindicator it moves the port's leaf and the nodes
-//! above; with the scan each submission reads the lines of all flows.
+//! **Shared words.** One cache line of a flow contains its virtual time, the number of ports on
+//! which it has requests in flight, and the start of that activity. A port publishes a flow's
+//! service after each eighth of tau_l divided by the number of ports, as the core's ports do. With
+//! the sloppy tracker a publication writes one more word; with the mindicator it writes the port's
+//! leaf and the nodes above; with the scan each submission reads the lines of all flows.
 //!
-//! **Example.** Flows a (weight 300) and b (weight 100) send 4 KiB reads; tau_l is 8 MiB. Both are
-//! served alike in the high class until b is 8 MiB ahead of a in virtual time, after 12 MiB each;
-//! then b's requests go to the low class.
+//! **Example.** Flows a (weight 300) and b (weight 100) send 4 KiB reads; tau_l is 8 MiB. Both get
+//! the same service in the high class until b is 8 MiB ahead of a in virtual time, after 12 MiB of
+//! service each; then b's requests go to the low class.
 
 use std::array;
 use std::sync::atomic::{AtomicU16, AtomicU64};
@@ -37,7 +38,7 @@ use fairq_core::{
 /// The way in which global virtual time is found (Figure 17).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TrackerKind {
-    /// One word that a holder moves on (Section 3.4).
+    /// One word that its holder moves forward (Section 3.4).
     Sloppy,
     /// A scan of all flows for every request: "D2FQ-serial".
     Scan,
@@ -68,7 +69,7 @@ struct Shared<P: Platform> {
     /// Blocks of 512 bytes that each flow has submitted to the high, medium and low class.
     blocks: Box<[[AtomicU64; 3]]>,
     gvt: P::U64,
-    /// For the mindicator.
+    /// The tree of minima, used only by [`TrackerKind::Mindicator`].
     time: VirtualTime<P>,
 }
 
@@ -137,7 +138,8 @@ impl<P: Platform> Policy for StrictD2fq<P> {
     fn add_flow_as(&self, known: Option<FlowId>, weight: Weight) -> Result<FlowId, FlowError> {
         let Shared { flows, states, gvt, .. } = &*self.shared;
         flows.add(known, weight, |slot| {
-            // The word of a flow that was in this slot is not the new flow's.
+            // If the flow that had this slot still holds gvt's word, the word is released, because
+            // the new flow does not hold it.
             let is_its = |word| word & HOLDER == slot as u64 + 1;
             update(gvt, |word| is_its(word).then_some(word & !HOLDER));
             let old = states[slot].vt();
@@ -169,7 +171,8 @@ impl<P: Platform> Policy for StrictD2fq<P> {
         Some(*due_ns)
     }
 
-    /// Multiplied until the high class is as large as fits, as the authors set them.
+    /// The weights, multiplied until that of the high class is the largest that fits, as the
+    /// authors set them.
     fn class_weights(&self) -> Option<ClassWeights> {
         let ratio = self.ratio.load(Ordering::Relaxed);
         let times = RATIO_MAX / ratio.max(1);
@@ -231,7 +234,7 @@ impl<P: Platform> Port for StrictD2fqPort<P> {
         let Shared { config, flows, .. } = &*self.shared;
         let Some(flow) = self.flows.kept_mut(seat) else { return false };
         flow.pending += cost;
-        // As the core's ports publish: an eighth of tau_l for all of them.
+        // As in the core, all ports together hold at most an eighth of tau_l unpublished.
         let batch = config.low() / (8 * config.ports.ports() as u64).max(64);
         let units = Normalizer::default().units(flow.pending, flows.weight_in(slot));
         if last || units >= batch || now_ns >= flow.published_ns + config.period_ns / 64 {
@@ -249,7 +252,7 @@ impl<P: Platform> Port for StrictD2fqPort<P> {
 }
 
 impl<P: Platform> StrictD2fqPort<P> {
-    /// The flow has requests here again.
+    /// Marks the flow as active on this port, where it has a request again.
     fn activate(&mut self, slot: usize, seat: usize, now_ns: u64) {
         let (shared, Some(flow)) = (&*self.shared, self.flows.kept_mut(seat)) else { return };
         flow.published_ns = now_ns;
@@ -269,8 +272,8 @@ impl<P: Platform> StrictD2fqPort<P> {
         }
     }
 
-    /// Charges the flow for requests completed here, and moves global virtual time. `last`: the
-    /// flow has nothing in flight here from now on.
+    /// Charges the flow for requests completed here, and moves global virtual time. `last` means
+    /// that the flow has nothing in flight on this port from now on.
     fn publish(&mut self, slot: usize, seat: usize, last: bool, now_ns: u64) {
         let (shared, Some(flow)) = (&*self.shared, self.flows.kept_mut(seat)) else { return };
         let state = &shared.states[slot];
@@ -283,7 +286,7 @@ impl<P: Platform> StrictD2fqPort<P> {
                 flow.vt = (!last).then_some(after);
                 self.show_lead();
             }
-            // Ports read the flow's own words.
+            // Nothing to publish: with the scan, ports read the flow's own words.
             TrackerKind::Scan => {}
         }
         if last {
@@ -314,7 +317,7 @@ impl<P: Platform> StrictD2fqPort<P> {
     }
 }
 
-/// Swaps a word for `new` of it, unless that is `None`.
+/// Replaces a word by `new(word)`, unless that is `None`.
 fn update<A: AtomicWord>(word: &A, new: impl Fn(u64) -> Option<u64>) {
     let mut old = word.load(Ordering::Relaxed);
     while let Some(new) = new(old)
@@ -330,7 +333,7 @@ fn at(vt: VTime, ahead: i64) -> VTime {
     if ahead < 0 { vt.plus(units) } else { vt.minus(units) }
 }
 
-/// A point in virtual time as gvt's word has it, without a holder.
+/// A point in virtual time in the format of gvt's word, without a holder.
 fn point(vt: VTime) -> u64 {
     vt.units() >> KIU << HOLDER_BITS
 }
@@ -364,7 +367,7 @@ impl<P: Platform> Shared<P> {
         since(point(vt), self.gvt.load(Ordering::Relaxed))
     }
 
-    /// The sloppy word, after a flow's virtual time has come to `after` (Figure 9).
+    /// Updates the sloppy word after a flow's virtual time has risen to `after` (Figure 9).
     fn moved(&self, slot: usize, after: VTime, now_ns: u64) {
         // The port that publishes next releases an idle holder's word.
         let holder = self.gvt.load(Ordering::Relaxed) & HOLDER;
@@ -375,7 +378,8 @@ impl<P: Platform> Shared<P> {
         update(&self.gvt, |old| {
             let moves = match old & HOLDER {
                 0 => true,
-                // The holder moves the word on; another flow moves it back, and then holds it.
+                // The holder moves the word forward; another flow that is behind moves it back, and
+                // then holds it.
                 holder if holder == me => since(my, old) > 0,
                 _ => since(my, old) < 0,
             };

@@ -1,8 +1,8 @@
 //! The policies that the papers' authors measured, to the letter, for the laboratory alone: the
 //! authors' claims are about these algorithms, and fairq's own differ from them (decisions 6 and
-//! 8). No run of the laboratory takes a request back, holds it or changes its size, so these
-//! policies refuse these verbs. Their shared words are traced as those of the core's policies are;
-//! statistics are not.
+//! 8). No run of the laboratory calls the verbs that cancel, requeue, hold or grow a request, so
+//! these policies refuse them. Accesses to their shared words are traced like those of the core's
+//! policies; accesses to their statistics are not.
 
 /// The verbs of a [`fairq_core::Port`] that no run of the laboratory calls. They refuse, and report
 /// nothing.

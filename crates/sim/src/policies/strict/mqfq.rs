@@ -3,23 +3,25 @@
 //!
 //! | | `fairq_core::mqfq` | here | paper |
 //! |---|---|---|---|
-//! | a flow's end tag | a port charges late | a shared fetch-and-add a request | 3.1 |
-//! | window | T less the reserve for late charges | T | 2.1 |
-//! | a port's lead | published past a lag | published after each dispatch | Figure 2 |
-//! | arrival at the head | pinned up to virtual time | up to where the least changes | 3.1 |
-//! | virtual time | read again when the last value holds back | read for each request | Figure 2 |
+//! | a flow's end tag | ports charge it in batches | one shared fetch-and-add for each request | 3.1 |
+//! | window | T less a reserve for charges not yet made | T | 2.1 |
+//! | a port's lead | published when it has moved by more than a lag | published after each dispatch | Figure 2 |
+//! | arrival at the head | updates the tree's path up to the root | up to the first node whose minimum does not change | 3.1 |
+//! | virtual time | read again only if the last value throttles the port | read for each request | Figure 2 |
 //! | polling | none | for virtual time and for slots | 4.3.2 |
 //!
-//! **Open in the paper.** Figure 2 moves the end tag on when a request is submitted, Section 3.1
-//! "on each request dispatch". Here the end tag moves on at submission: the next request's start
-//! tag is this request's end tag and is assigned at submission, so dispatch would be too late.
-//! Either way each request costs one shared fetch-and-add. Figure 2 says `MAX(VT, end tag)`, which
-//! an addition alone cannot do: a lagging flow is brought up to virtual time by an additional swap.
+//! **Open in the paper.** Figure 2 advances the end tag when a request is submitted, Section 3.1
+//! "on each request dispatch". Here the end tag advances at submission: the next request's start
+//! tag is this request's end tag and is assigned at submission, so dispatch would be too late. In
+//! both cases each request costs one shared fetch-and-add. Figure 2 says `MAX(VT, end tag)`, which
+//! an addition alone cannot compute: for a lagging flow an additional compare-and-swap raises the
+//! end tag to virtual time.
 //!
 //! **Bounds.** Both theorems hold where verbs do not overlap. Figure 2 says "Logic to mitigate
 //! races has been elided", and there is none here: where verbs overlap, a request may start before
-//! virtual time. With [`SlotKind::TokenPath`] a port may wait while tokens lie in other nodes, for
-//! ever if no port below those nodes sends another request. Virtual time does not wrap in a run.
+//! virtual time. With [`SlotKind::TokenPath`] a port may wait while other nodes have tokens, and
+//! waits for ever if no port below those nodes sends another request. Virtual time does not wrap in
+//! a run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,10 +51,10 @@ pub enum VirtualTimeKind {
     None,
 }
 
-/// The way in which a throttled port learns that virtual time has caught up.
+/// The way in which a throttled port is released when virtual time has advanced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnthrottleKind {
-    /// The port that moves virtual time on wakes the throttled port (Section 3.3).
+    /// The port that advances virtual time wakes the throttled port (Section 3.3).
     Wheel,
     /// The throttled port reads virtual time once a period (Section 4.3.2).
     Polling {
@@ -238,7 +240,8 @@ impl<P: Platform> Port for StrictMqfqPort<P> {
         let (weight, seat) =
             self.flows.admit(&self.shared.flows, request.flow, request.tag, left)?;
         let normalizer = self.flows.kept_mut(seat).ok_or(SubmitError::NoSuchFlow)?;
-        // A request without a cost would move no end tag: its flow would never be throttled.
+        // A request with a cost of 0 would not advance the end tag, so its flow would never be
+        // throttled.
         let units = normalizer.units(request.cost.alone.max(1), weight);
         let start = self.tag(request.flow.slot(), units, wake);
         self.queue.insert((start.units(), self.arrivals, request.tag.0));
@@ -265,7 +268,8 @@ impl<P: Platform> Port for StrictMqfqPort<P> {
         let can_use = self.lead().is_some_and(|lead| {
             let window = self.shared.wheel.window();
             let is_held = |time| self.shared.is_timed && window.holds_back(lead, time);
-            // Only a refusal by the value read last has to be checked again.
+            // Virtual time only advances, so the port has to read it again only if the value read
+            // last throttles the request.
             if is_held(self.time) {
                 self.time = self.shared.time.now();
             }
@@ -288,8 +292,9 @@ impl<P: Platform> StrictMqfqPort<P> {
         self.queue.first().map(|&(start, ..)| VTime::from_units(start))
     }
 
-    /// Tags a request: at virtual time, or where the flow's last request ends if that is later. If
-    /// the request becomes the port's lead, the port's leaf is lowered to it.
+    /// Assigns a start tag to a request: virtual time, or the end tag of the flow's last request if
+    /// that is later. If the request becomes the port's lead, lowers the port's leaf to its start
+    /// tag.
     fn tag(&mut self, flow: usize, units: u64, wake: &mut PortSet) -> VTime {
         if self.shared.is_timed {
             self.time = self.shared.time.now();
@@ -299,7 +304,7 @@ impl<P: Platform> StrictMqfqPort<P> {
         let old = VTime::from_word(word.fetch_add(cost, Ordering::Relaxed));
         let end = self.time.plus(units).to_word();
         let mut seen = old.plus(units).to_word();
-        // The flow lags: this is the part of the maximum that an addition cannot do.
+        // The flow lags behind virtual time: the maximum needs this swap beside the addition.
         while VTime::from_word(seen).is_before(VTime::from_word(end))
             && let Err(newer) =
                 word.compare_exchange(seen, end, Ordering::Relaxed, Ordering::Relaxed)
@@ -373,7 +378,7 @@ impl<P: Platform> StrictMqfqPort<P> {
         }
     }
 
-    /// Wakes the ports that virtual time releases, if it has moved on, to `moved`.
+    /// If virtual time has advanced to `moved`, wakes the ports that this releases.
     fn turn(&mut self, moved: Option<VTime>, wake: &mut PortSet) {
         if let Some(now) = moved {
             self.time = now;
@@ -393,8 +398,8 @@ impl<P: Platform> StrictMqfqPort<P> {
         if slot.is_none() && !(self.enlisted && self.shared.slots.is_enlisted(self.port)) {
             self.shared.slots.enlist(self.port);
             self.enlisted = true;
-            // A port that frees a slot and does not see the mark has freed the slot before this
-            // attempt.
+            // If a port frees a slot and does not see the mark, it freed the slot before this
+            // attempt, so the attempt finds the slot.
             slot = self.shared.slots.acquire(self.port, &mut self.hint);
         }
         if slot.is_some() {
@@ -403,12 +408,14 @@ impl<P: Platform> StrictMqfqPort<P> {
         slot
     }
 
-    /// Throttles the port because `lead` is too far ahead. False: it is no longer too far.
+    /// Throttles the port because `lead` is too far ahead; returns false if that is no longer the
+    /// case.
     fn throttle(&mut self, lead: VTime, wake: &mut PortSet) -> bool {
         if let Some(place) = self.place
             && self.shared.wheel.sleeps(self.port, lead, place)
         {
-            // The port sleeps already. A slot that it has got meanwhile is for other ports.
+            // The port is in the wheel already. It passes a slot that it has got meanwhile to other
+            // ports.
             self.rest_awake(wake);
             return true;
         }
@@ -455,8 +462,8 @@ mod tests {
     use super::*;
     use fairq_core::{Native, Op};
 
-    /// A request starts where the flow's last one ended, on any port, or at virtual time if that is
-    /// later.
+    /// A request's start tag is the end tag of the flow's last request, on any port, or virtual
+    /// time if that is later.
     #[test]
     fn each_request_is_charged_at_once() {
         let parts = MqfqParts::new(64, 46_080);
@@ -474,7 +481,7 @@ mod tests {
         assert_eq!(submit(0, 0, flow, 1000), (0, 1000));
         assert_eq!(submit(1, 0, flow, 600), (1000, 1600));
         assert_eq!(submit(0, 1, flow, 700), (1600, 2300));
-        // Virtual time moves on to the other flow's second request.
+        // Virtual time advances to the start tag of the other flow's second request.
         submit(2, 0, other, 9000);
         submit(2, 1, other, 9000);
         for (port, tags) in [(0, 2), (1, 1), (2, 1)] {

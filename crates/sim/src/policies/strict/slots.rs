@@ -1,15 +1,17 @@
-//! The three ways of counting free slots that MQFQ's paper compares (Sections 3.2 and 4.3.3), with
-//! the same set of ports that wait for one.
+//! The three ways of counting free slots that MQFQ's paper compares (Sections 3.2 and 4.3.3). All
+//! of them share one set of the ports that wait for a slot.
 //!
 //! **Tree.** Free slots are tokens in counters of ports, cores, sockets and the machine. A port
-//! takes a token from its leaf, else from the lowest node above that has any, else from any other
-//! node above leaves, unless ports are kept to their *path*. A completed request's token goes to
-//! the nearest waiting port, through the lowest node above both, or stays in the leaf. A port that
-//! stops gives its tokens to waiting ports and puts the rest into the node above its leaf.
+//! takes a token from its leaf, else from the lowest node above it that has one, else, unless ports
+//! may only search their own *path*, from any other inner node. A completed request's token goes to
+//! the nearest waiting port, through the lowest node above both, or stays in the leaf. A port
+//! without requests gives its tokens to waiting ports and puts the rest into the node above its
+//! leaf.
 //!
 //! **Counter and bitmap.** One shared counter, or bits spread over words as Linux's sbitmap spreads
 //! them (a set bit is free), which a port searches from the word where it last found one. No slot
-//! belongs to a port, so a port that stops checks whether slots are free while others wait.
+//! belongs to a port, so a port without requests checks whether slots are free while other ports
+//! wait.
 
 use fairq_core::platform::{AtomicWord, Ordering, Platform};
 use fairq_core::structures::topology::{Topology, Tree};
@@ -20,7 +22,7 @@ use fairq_core::{PortBits, PortId, PortSet};
 pub enum SlotKind {
     /// A tree of counters that keeps slots near the ports that use them (Section 3.2).
     TokenTree,
-    /// The same, with ports that find only the tokens of their own path.
+    /// The same tree, in which a port finds only the tokens on its own path to the root.
     TokenPath,
     /// One shared counter (Section 4.3.3).
     AtomicCounter,
@@ -44,7 +46,8 @@ impl<P: Platform> Line<P> {
 pub(super) struct Slots<P: Platform> {
     kind: SlotKind,
     tree: Tree,
-    /// Free slots: their number by node of the tree or in all, or a set bit for each.
+    /// The free slots: their number in each node of the tree, their total number, or a set bit for
+    /// each.
     words: Box<[Line<P>]>,
     ready: PortBits<P>,
 }
@@ -72,7 +75,7 @@ impl<P: Platform> Slots<P> {
         matches!(self.kind, SlotKind::TokenTree | SlotKind::TokenPath)
     }
 
-    /// Free slots. Exact while none is taken or released.
+    /// The number of free slots; exact while no slot is taken or released.
     pub(super) fn free(&self) -> u64 {
         self.count(&self.words)
     }
@@ -177,8 +180,8 @@ impl<P: Platform> Slots<P> {
         claimed.map_or(PortSet::EMPTY, |(port, _)| PortSet::only(port))
     }
 
-    /// The port stops: slots that it has go to waiting ports, which are returned to be woken, or to
-    /// where all ports find them.
+    /// Gives the slots of a port without requests to waiting ports, which are returned so that the
+    /// caller wakes them, or to the node above, where other ports find them.
     pub(super) fn stop(&self, port: PortId) -> PortSet {
         let (mut woken, mut shared) = (PortSet::EMPTY, &self.words[..]);
         if self.is_tree() {
@@ -197,10 +200,10 @@ impl<P: Platform> Slots<P> {
             }
             if carried != 0 {
                 self.words[self.tree.parent(at)].0.fetch_add(carried, SeqCst);
-                // The tokens are in the node before the waiting ports are read.
+                // The tokens have to be in the node before the waiting ports are read.
                 P::fence();
             } else if !woken.is_empty() {
-                // The woken ports count the other tokens when they stop.
+                // The woken ports deal with the remaining tokens when they have no more requests.
                 return woken;
             }
             shared = &self.words[..self.tree.inner()];
@@ -274,7 +277,7 @@ mod tests {
             let slots = Slots::<Native>::new(kind, &eight(), 1);
             let slot = slots.acquire(PortId(0), &mut 0).unwrap();
             assert_eq!(slots.release(PortId(0), slot, true), PortSet::EMPTY);
-            // The token lies above ports 0 and 1 from now on.
+            // The token is in the node above ports 0 and 1 from now on.
             assert_eq!(slots.stop(PortId(0)), PortSet::EMPTY);
             assert_eq!(slots.acquire(PortId(port), &mut 0).is_some(), finds, "{kind:?} {port}");
         }

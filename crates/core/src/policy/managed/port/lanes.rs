@@ -19,7 +19,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
     #[cold]
     pub(super) fn wait(&mut self, now: Time, request: &Request, path: &Path, wait: Wait) {
         let slot = request.flow.slot();
-        // A lane of a flow that is gone has requests, so its slot is not another flow's.
+        // The lane is of this flow: a removed flow keeps its slot while its lane has requests.
         let lane = self.waiting.lane_of(request).or_else(|| {
             let weight = self.weight(slot);
             let at_ns = self.shared.limits.again_ns(now, wait, path, weight);
@@ -106,7 +106,9 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
                 let pace_ns = self.shared.limits.pace_ns(now, &path, weight);
                 self.waiting.sent(lane, now_ns, pace_ns);
             }
-            // The barrier came while the request waited here, and stands on both sides of it.
+            // The barrier was set while the request waited here. It is repeated on both sides of
+            // the request, because requests that came after the barrier may have reached the policy
+            // already, or may reach it later.
             if is_fenced {
                 self.inner.barrier(request.flow);
             }
@@ -121,7 +123,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
                 Ok(Submitted::Issue { class }) => {
                     return Some(Next::Issue { tag: request.tag, class });
                 }
-                // Its flow is gone: it is issued before all others.
+                // The request's flow is gone, so the request is issued before all others.
                 Err(_) => {
                     let goes = self.inner.expedite(now_ns, request.tag, wake);
                     return goes.then_some(Next::Issue { tag: request.tag, class: Class::Medium });
@@ -149,7 +151,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             return Ok(0);
         }
         let now = Time::of_ns(now_ns);
-        // Requests in a lane are before it.
+        // Requests that wait in its lane go first.
         let may_go = match self.held > 0 && self.waiting.lane_of(request).is_some() {
             false => limits.take(now, path),
             true => Err(Wait { until: now, by: 0 }),
@@ -163,8 +165,8 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
 
 /// Reservations: requests that the policy has.
 impl<Q: Port, P: Platform> ManagedPort<Q, P> {
-    /// Takes the amounts of a request that the policy has issued at once from its reservation; gives
-    /// whether the request may go to the urgent class.
+    /// Takes from its reservation the amounts of a request that the policy has issued at once;
+    /// gives whether the request may go to the urgent class.
     #[cold]
     pub(super) fn may_be_urgent(&self, now_ns: u64, claim: Claim) -> bool {
         let (now, limits) = (Time::of_ns(now_ns), &self.shared.limits);
@@ -188,7 +190,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
     #[inline(never)]
     fn open_new(&mut self, flow: FlowId, now_ns: u64) {
         let slot = flow.slot();
-        // The lane of a flow that had the slot before.
+        // This closes the lane of a flow that had the slot before.
         self.close(slot);
         if self.lanes.open(slot, flow, now_ns).is_some() {
             self.shared.limits.count_port(slot, true);
@@ -222,7 +224,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         }
     }
 
-    /// Takes a request off the counts that the policy held, or that went before all others.
+    /// Takes a request that the policy held, or that went before all others, off the counts.
     #[cold]
     pub(super) fn gone(&mut self, record: &Record) {
         if record.is(Record::AHEAD) {
@@ -254,7 +256,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         if self.seen != state {
             (self.seen, self.unseen) = (state, self.shared.limits.flows);
         }
-        // Some of the slots in each call, since a verb is bounded: the next calls go on.
+        // Each call visits some of the slots, since a verb is bounded; the next calls go on.
         for _ in 0..AT_ONCE.min(self.unseen) {
             self.unseen -= 1;
             let Some(flow) = self.shared.limits.reserved_in(self.unseen) else { continue };
@@ -274,8 +276,9 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             let (lane, flow) = self.lanes.first()?;
             let (slot, kinds) = (flow.slot(), self.shared.limits.least_of(flow));
             let later_ns = |when: Time| when.ns().min(now_ns.saturating_add(AGAIN_NS));
-            // The request is not known yet: this checks for one byte, and `take_least` for all of
-            // them. It comes before the call for a staged request, for which `kyber` has to search.
+            // The request is not known yet, so this checks for one byte, and `take_least` later
+            // checks for all bytes. The check comes before the call of `staged`, in which `kyber`
+            // has to search.
             let when = self.shared.limits.when_least(now, Claim { slot, kinds, bytes: 1 });
             if kinds != 0 && when > now {
                 self.lanes.visit_at(lane, later_ns(when));
@@ -296,7 +299,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
                 continue;
             }
             if !self.inner.expedite(now_ns, tag, wake) {
-                // It is part of a command, or about to go.
+                // The request is part of a command, or the policy has chosen it already.
                 self.shared.limits.refund_least(claim);
                 self.lanes.visit_at(lane, now_ns.saturating_add(CHOSEN_NS));
                 continue;
@@ -305,7 +308,8 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
             let turn_ns = self.shared.limits.turn_ns(now, claim);
             self.lanes.visit_at(lane, now_ns.saturating_add(turn_ns.min(AGAIN_NS)));
             if !record.is(Record::LIVE) {
-                // It was submitted when there was nothing to count.
+                // The request was submitted when there was nothing to count, so its record begins
+                // now.
                 (record.arrived_ns, record.slot, record.class) = (now_ns, slot as u32, NO_CLASS);
                 self.live.add();
             }

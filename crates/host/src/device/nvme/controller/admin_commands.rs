@@ -207,6 +207,8 @@ impl State {
             admin_commands: 0,
             commands: oncs::WRITE_ZEROES | oncs::DATASET_MANAGEMENT,
             has_cache: self.options.volatile_cache,
+            vendor: 0,
+            has_effects_log: false,
         }
     }
 

@@ -39,9 +39,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use fairq_core::{Native, Op, PortBits, PortSet, Tag};
 use fairq_device::arbiter::class_of_qprio;
-use fairq_device::{
-    Arbiter, Arbitration, Gate, Mechanism, Profile, QueueIndex, Setup, Ssd, Window, profile,
-};
+use fairq_device::{Arbiter, Arbitration, Gate, Mechanism, QueueIndex, Window};
 
 use crate::device::Command;
 use crate::device::nvme::data::Transfer;
@@ -60,8 +58,12 @@ mod admin_commands;
 mod io_commands;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use admin_commands::Admin;
+use timing::Model;
+
+pub use timing::Timing;
 
 /// Bits of the gate: one for each I/O submission queue, one for commands that have been seen and
 /// wait for somebody with a storage, and one for what no storage is needed for: the admin queue and
@@ -102,9 +104,8 @@ pub struct Options {
     pub volatile_cache: bool,
     /// Whether deallocated blocks read as zeroes.
     pub discard_zeroes: bool,
-    /// The drive whose timing it has, and the data written to that drive before; `None` for no
-    /// delays.
-    pub timing: Option<(Profile, profile::State)>,
+    /// The drive whose timing it has; `None` for no delays.
+    pub timing: Option<Timing>,
 }
 
 /// A software NVMe controller. See the [module's text](self).
@@ -153,7 +154,7 @@ struct State {
     now_ns: u64,
     arbiter: Arbiter,
     window: Window,
-    ssd: Option<Ssd>,
+    model: Option<Model>,
     sqs: Box<[Option<SqHead>]>,
     cqs: Box<[Option<CqTail>]>,
     slots: Box<[Slot]>,
@@ -432,7 +433,7 @@ impl State {
             now_ns: 0,
             arbiter: Arbiter::new(Mechanism::RoundRobin, QUEUES, Arbitration::RESET),
             window: Window::new(window.into()),
-            ssd: options.timing.as_ref().map(|(profile, state)| model(profile, *state, window)),
+            model: options.timing.as_ref().map(|timing| Model::new(timing, window)),
             sqs: none().collect(),
             cqs: (0..QUEUES).map(|_| None).collect(),
             slots: (0..window).map(Slot::new).collect(),
@@ -444,7 +445,7 @@ impl State {
 
     #[inline]
     fn next_ns(&self) -> u64 {
-        self.ssd.as_ref().and_then(Ssd::next_ns).unwrap_or(NEVER)
+        self.model.as_ref().and_then(Model::next_ns).unwrap_or(NEVER)
     }
 
     /// Everything that one poll does, in its order.
@@ -460,7 +461,7 @@ impl State {
         while let Some((slot, errno)) = context.storage.finished() {
             self.resume(context, now_ns, slot, errno);
         }
-        while let Some(completed) = self.ssd.as_mut().and_then(|ssd| ssd.pop(now_ns)) {
+        while let Some(completed) = self.model.as_mut().and_then(|model| model.pop(now_ns)) {
             self.advance(context, completed.at_ns, completed.id as u16);
             // The slot takes the next command that was waiting at that time.
             self.fetch(context, completed.at_ns);
@@ -566,7 +567,8 @@ impl State {
             else {
                 continue;
             };
-            sq.held += sq.see(controller.doorbells[id].sq_tail.load(Ordering::Acquire));
+            let tail = controller.doorbells[id].sq_tail.load(Ordering::Acquire);
+            sq.held += sq.see(tail).unwrap_or(0);
             self.admit(controller, id);
         }
     }
@@ -618,11 +620,11 @@ impl State {
             }
             match decoded {
                 Err(status) => self.complete(context, slot, status),
-                Ok(()) => match &mut self.ssd {
+                Ok(()) => match &mut self.model {
                     None => self.advance(context, now_ns, slot),
-                    Some(ssd) => {
+                    Some(model) => {
                         let Command { op, offset, length, .. } = record.command;
-                        ssd.start(now_ns, slot.into(), op, offset, length);
+                        model.start(now_ns, slot.into(), op, offset, length);
                     }
                 },
             }
@@ -718,14 +720,6 @@ impl State {
             wake.extend(controller.ports_of(cq));
         }
     }
-}
-
-/// A device to be as slow as, for so many commands at a time.
-fn model(profile: &Profile, state: profile::State, window: u16) -> Ssd {
-    Ssd::new(
-        profile,
-        &Setup { capacity: profile.host.capacity(), state, outstanding: window.into(), seed: 1 },
-    )
 }
 
 /// The admin queues that the registers describe.

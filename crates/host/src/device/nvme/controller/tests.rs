@@ -2,6 +2,7 @@
 //! else.
 
 use fairq_core::PortId;
+use fairq_device::{Profile, State as DriveState};
 use proptest::prelude::*;
 
 use super::*;
@@ -492,7 +493,8 @@ fn rings_wrap_phases_flip_and_a_full_completion_queue_holds_commands_back() {
 }
 
 fn timed(window: u16) -> Options {
-    let timing = Some((Profile::named("z-ssd").unwrap(), profile::State::Fresh));
+    let profile = Profile::named("z-ssd").unwrap();
+    let timing = Some(Timing { profile, state: DriveState::Fresh, slowdown: 1 });
     Options { window, timing, ..options() }
 }
 

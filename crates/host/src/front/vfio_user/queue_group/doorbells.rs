@@ -4,9 +4,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use fairq_device::QueueIndex;
 
-use super::guest_ring::{Fault, shadow};
+use super::guest_ring::{Fault, Which};
 use super::{QueueGroup, State};
-use crate::front::guest_memory::Outside;
+use crate::front::guest_memory::{Outside, word};
 
 impl QueueGroup {
     #[inline]
@@ -15,7 +15,7 @@ impl QueueGroup {
             None => Ok(self.bridge.tail(sqid)),
             Some([tails, _]) => {
                 let address = tails.wrapping_add(8 * u64::from(sqid));
-                Ok(shadow(&self.guest, address)?.load(Ordering::Acquire))
+                Ok(word(&self.guest, address)?.load(Ordering::Acquire))
             }
         }
     }
@@ -25,7 +25,7 @@ impl QueueGroup {
             None => Ok(self.bridge.head(cqid)),
             Some([heads, _]) => {
                 let address = heads.wrapping_add(8 * u64::from(cqid) + 4);
-                Ok(shadow(&self.guest, address)?.load(Ordering::SeqCst))
+                Ok(word(&self.guest, address)?.load(Ordering::SeqCst))
             }
         }
     }
@@ -34,7 +34,7 @@ impl QueueGroup {
     fn want_event(&self, place: u64, value: u16) -> Result<(), Outside> {
         if let Some([_, events]) = self.shadow {
             let address = events.wrapping_add(4 * place);
-            shadow(&self.guest, address)?.store(value.into(), Ordering::SeqCst);
+            word(&self.guest, address)?.store(value.into(), Ordering::SeqCst);
         }
         Ok(())
     }
@@ -47,7 +47,8 @@ impl QueueGroup {
             let id = self.active[place];
             let tail = self.tail(id)?;
             let Some(sq) = self.sqs[usize::from(id)].as_mut() else { continue };
-            sq.ring.held += sq.ring.see(tail);
+            let new = sq.ring.see(tail);
+            sq.ring.held += new.ok_or(Fault::Doorbell(Which::Submission(id), tail))?;
             if sq.ring.held > 0 {
                 self.admit(id)?;
             }
@@ -80,7 +81,9 @@ impl QueueGroup {
         for pass in 0..2 {
             let head = self.head(cqid)?;
             let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else { break };
-            cq.ring.see(head);
+            if !cq.ring.see(head) {
+                return Err(Fault::Doorbell(Which::Completion(cqid), head));
+            }
             granted += cq.ring.reserve(held - granted);
             if granted == held || pass > 0 {
                 break;
@@ -106,7 +109,12 @@ impl QueueGroup {
         true
     }
 
-    /// Waits for kicks from now on; false if there is a command already.
+    /// Whether it reads the doorbells in each turn.
+    pub fn is_awake(&self) -> bool {
+        self.is_awake
+    }
+
+    /// Waits for kicks, or naps, from now on; false if there is a command already.
     pub fn sleep(&mut self) -> bool {
         if self.takes_commands() {
             self.bridge.set_asleep(self.shard, true);
@@ -119,8 +127,14 @@ impl QueueGroup {
                 return false;
             }
         }
-        self.is_awake = false;
+        (self.is_awake, self.is_napping) = (self.naps(), self.naps());
         true
+    }
+
+    /// Whether doorbells come without a kick, so that it reads them after a time.
+    #[inline]
+    pub fn naps(&self) -> bool {
+        self.takes_commands() && self.bridge.is_mapped()
     }
 
     fn want_events(&self) -> Result<(), Outside> {
@@ -139,6 +153,9 @@ impl QueueGroup {
         if !self.takes_more() {
             return false;
         }
+        if !self.again.is_empty() {
+            return true;
+        }
         if let Err(fault) = self.see() {
             self.fail(fault);
         }
@@ -151,10 +168,21 @@ impl QueueGroup {
         self.takes_commands() && !self.is_blocked()
     }
 
+    /// Whether a poll may find a command: one that is used, and would take it.
+    #[inline]
+    pub fn is_polled(&self) -> bool {
+        self.takes_more() && !self.is_napping
+    }
+
     /// Whether it goes on with a completion, and not with a kick.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         !self.to_submit.is_empty() || self.is_full() || self.has_all()
+    }
+
+    /// Whether its last turn was cut short, so that it needs another one, and no event brings that.
+    pub fn is_cut_short(&self) -> bool {
+        self.is_cut_short
     }
 
     /// Whether it has as many commands as it may.
@@ -169,7 +197,9 @@ impl QueueGroup {
     /// Whether it has orders to submit and does not wait for its turn yet; it does then.
     #[inline]
     pub fn wants_turn(&mut self) -> bool {
+        self.is_cut_short = false;
         let has_some = !self.is_full() && (!self.to_submit.is_empty() || self.has_news());
+        self.is_napping &= !has_some;
         has_some && !std::mem::replace(&mut self.has_turn, true)
     }
 }

@@ -114,6 +114,11 @@ impl QueueGroup {
                 }
             }
         }
+        for (sqid, _) in self.again.drain(..) {
+            if let Some(sq) = self.sqs[usize::from(sqid)].as_mut() {
+                sq.ring.in_flight -= 1;
+            }
+        }
         if let Some(buffer) = &mut self.buffer {
             self.to_submit.extend(buffer.waiting.drain(..));
         }
@@ -162,7 +167,7 @@ impl QueueGroup {
             State::Draining | State::Detached => true,
             State::Dead => !self.closing.is_empty() || self.is_given_up,
         };
-        if !is_over || self.free.len() < self.commands.len() {
+        if !is_over || self.free.len() < self.commands.len() || !self.again.is_empty() {
             return false;
         }
         // The kernel has the files of interrupts before they are closed.

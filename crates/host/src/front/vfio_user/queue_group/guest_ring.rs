@@ -1,7 +1,9 @@
-//! The memory of a queue, and single words of the guest's memory.
+//! The memory of a queue.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::device::nvme::queue::Entries;
@@ -13,12 +15,30 @@ use crate::front::guest_memory::{Guest, Outside, read16};
 pub(in crate::front::vfio_user) enum Fault {
     #[error("a queue: {0}")]
     Queue(#[from] Outside),
+    #[error("the doorbell of {0} has a value that it cannot have ({1})")]
+    Doorbell(Which, u32),
     #[error("the file of a region of memory has become shorter")]
     Shrunk,
 }
 
+/// A queue of a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::front::vfio_user) enum Which {
+    Submission(u16),
+    Completion(u16),
+}
+
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Which::Submission(id) => write!(f, "submission queue {id}"),
+            Which::Completion(id) => write!(f, "completion queue {id}"),
+        }
+    }
+}
+
 /// The memory of a queue: an address of the guest, and the number of entries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(in crate::front::vfio_user) struct GuestRing {
     pub(in crate::front::vfio_user) address: u64,
     pub(in crate::front::vfio_user) size: u16,
@@ -71,14 +91,4 @@ impl GuestRing {
         }
         Ok(())
     }
-}
-
-/// A word of the guest's memory.
-pub(super) fn shadow(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
-    let at = guest.range(address, 4)?.cast::<u32>();
-    if !at.is_aligned() {
-        return Err(Outside { address, length: 4 });
-    }
-    // SAFETY: mapped as long as the generation, and aligned; all access is atomic.
-    Ok(unsafe { AtomicU32::from_ptr(at) })
 }

@@ -8,7 +8,8 @@
 //!
 //! **Doorbells** are words that the session stores, or words in the guest's memory (shadow
 //! doorbells). An *awake* group reads them in each turn. Before it sleeps it notes that, and reads
-//! them once more; the next doorbell then kicks it.
+//! them once more; the next doorbell then kicks it. If the client has mapped the doorbells, nothing
+//! may kick the group: it *naps*, that is, the shard reads them again after a time.
 //!
 //! **States.** An *open* group takes commands. A *draining* one takes none and answers those that
 //! it has; a *detached* one, whose tenant was removed, fails those that are not submitted, too. A
@@ -16,20 +17,22 @@
 //! until the device has returned the guest's memory.
 //!
 //! **Bounds.** A group has [`QUEUE_TAGS`] orders, and as many commands, for each of its submission
-//! queues, and at most 32 commands under weighted round robin. A command has at most 1 MiB of data,
-//! in at most 513 stretches.
+//! queues, and at most as many commands as its window. A command has at most 1 MiB of data, in at
+//! most 513 stretches.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use fairq_core::{Class, FlowId, Op, Port};
+use fairq_core::{FlowId, Op, Port};
+use fairq_device::arbiter::class_of_qprio;
 use fairq_device::{Arbiter, Arbitration, Mechanism, QueueIndex};
+use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::device::nvme::queue::{CqTail, SqHead};
-use crate::device::nvme::spec::{Cqe, LBA_SHIFT, Sqe, Status};
+use crate::device::nvme::spec::{Cqe, LBA_SHIFT, SQE, Sqe, Status};
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
 use crate::front::guest_memory::{Guest, Outside};
 use crate::front::vfio_user::bridge::{Bridge, QUEUES};
@@ -42,35 +45,30 @@ use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
 use buffered::Buffer;
-use guest_ring::Fault;
-
 pub(super) use endings::signal;
-pub(super) use guest_ring::GuestRing;
+pub(super) use guest_ring::{Fault, GuestRing, Which};
 
 mod buffered;
 mod doorbells;
 mod endings;
 mod guest_ring;
 
-/// The most commands that are fetched and not completed under weighted round robin. The others wait
-/// in their queues, where the arbiter decides.
-const WINDOW: usize = 32;
-
 /// A completion queue to serve.
 pub struct NewCq {
     pub(super) id: u16,
-    pub(super) ring: GuestRing,
-    /// Its interrupt vector, if it interrupts, and the vector's eventfd.
-    pub(super) vector: Option<u16>,
+    pub(super) ring: CqTail<GuestRing>,
+    /// The eventfd of its vector.
     pub(super) call: Option<Arc<OwnedFd>>,
 }
 
 /// A submission queue to serve.
 pub struct NewSq {
     pub(super) id: u16,
-    pub(super) ring: GuestRing,
-    pub(super) cqid: u16,
-    pub(super) class: Class,
+    pub(super) ring: SqHead<GuestRing>,
+    /// The queue priority.
+    pub(super) qprio: u32,
+    /// The commands that the last program has begun; their completions are promised.
+    pub(super) begun: Vec<Sqe>,
     pub(super) place: QueuePlace,
 }
 
@@ -83,11 +81,14 @@ pub struct NewGroup {
     pub(super) guest: Arc<Guest>,
     pub(super) shadow: Option<[u64; 2]>,
     pub(super) mechanism: Mechanism,
+    /// The most commands that it has fetched and not completed.
+    pub(super) window: usize,
     pub(super) arbitration: Arbitration,
 }
 
 struct Sq {
     ring: SqHead<GuestRing>,
+    qprio: u32,
     /// The session that deletes it waits for this to be dropped.
     deleting: Option<Sender<()>>,
     _place: QueuePlace,
@@ -97,6 +98,28 @@ struct Cq {
     ring: CqTail<GuestRing>,
     call: Option<Arc<OwnedFd>>,
     has_posted: bool,
+}
+
+/// The queues between two programs.
+#[derive(Default, Debug, Serialize, Deserialize)]
+pub struct LeftQueues {
+    pub(super) cqs: Vec<LeftCq>,
+    pub(super) sqs: Vec<LeftSq>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftCq {
+    pub(super) id: u16,
+    pub(super) ring: CqTail<GuestRing>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LeftSq {
+    pub(super) id: u16,
+    pub(super) ring: SqHead<GuestRing>,
+    pub(super) qprio: u32,
+    /// The entries that were fetched and are not completed.
+    pub(super) begun: Vec<[u64; SQE / 8]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +136,8 @@ struct Command {
     /// It has a place in `to_submit`.
     is_queued: bool,
     sqid: u16,
-    cid: u16,
+    /// Its entry.
+    sqe: Sqe,
     kind: Kind,
     /// Its status, if its orders succeed.
     status: Status,
@@ -141,7 +165,7 @@ impl Command {
             is_busy: false,
             is_queued: false,
             sqid: 0,
-            cid: 0,
+            sqe: Sqe::default(),
             kind: Kind::Plain,
             status: Status::SUCCESS,
             generation: 0,
@@ -194,22 +218,27 @@ pub struct QueueGroup {
     /// The identifiers of its submission queues.
     active: Vec<u16>,
     arbiter: Arbiter,
-    /// The most commands at a time.
     window: usize,
     commands: Vec<Command>,
     free: Vec<u16>,
     orders: u32,
+    /// Commands that the last program has begun, with their queues.
+    again: VecDeque<(u16, Sqe)>,
     /// Commands with orders to submit.
     to_submit: VecDeque<u16>,
     buffer: Option<Buffer>,
-    /// The first of `to_submit` waits for requests of an ended client, for so many seconds.
+    /// Number of seconds for which the first command in `to_submit` has waited for requests of a
+    /// client that has ended.
     is_behind: bool,
     behind_s: u32,
     ranges: Vec<(u64, u64)>,
     parts: Vec<Memory>,
     state: State,
     has_turn: bool,
+    is_cut_short: bool,
     is_awake: bool,
+    /// It has slept, and no command has come.
+    is_napping: bool,
     is_crowded: bool,
     pub(super) is_changed: bool,
     has_posted: bool,
@@ -238,13 +267,11 @@ impl QueueGroup {
             cqs: (0..=QUEUES).map(|_| None).collect(),
             active: Vec::with_capacity(QUEUES),
             arbiter: Arbiter::new(new.mechanism, QUEUES + 1, new.arbitration),
-            window: match new.mechanism {
-                Mechanism::RoundRobin => usize::MAX,
-                Mechanism::Weighted => WINDOW,
-            },
+            window: new.window,
             commands: Vec::new(),
             free: Vec::new(),
             orders: 0,
+            again: VecDeque::new(),
             to_submit: VecDeque::new(),
             buffer: None,
             is_behind: false,
@@ -253,7 +280,9 @@ impl QueueGroup {
             parts: Vec::new(),
             state: State::Open,
             has_turn: false,
+            is_cut_short: false,
             is_awake: false,
+            is_napping: false,
             is_crowded: false,
             is_changed: false,
             has_posted: false,
@@ -304,18 +333,19 @@ impl QueueGroup {
 
     /// Adds a completion queue.
     pub fn add_cq(&mut self, new: NewCq) {
-        let NewCq { id, ring, vector, call } = new;
+        let NewCq { id, ring, call } = new;
         if let Some(place) = self.cqs.get_mut(usize::from(id)) {
-            *place = Some(Cq { ring: CqTail::new(ring, vector), call, has_posted: false });
+            *place = Some(Cq { ring, call, has_posted: false });
         }
     }
 
     /// Adds a submission queue, whose completion queue is there.
     pub fn add_sq(&mut self, new: NewSq) {
-        let NewSq { id, ring, cqid, class, place } = new;
+        let NewSq { id, ring, qprio, begun, place } = new;
         let Some(sq) = self.sqs.get_mut(usize::from(id)).filter(|sq| sq.is_none()) else { return };
-        *sq = Some(Sq { ring: SqHead::new(ring, cqid), deleting: None, _place: place });
-        self.arbiter.add(QueueIndex(id), class);
+        *sq = Some(Sq { ring, qprio, deleting: None, _place: place });
+        self.again.extend(begun.into_iter().map(|sqe| (id, sqe)));
+        self.arbiter.add(QueueIndex(id), class_of_qprio(qprio));
         self.active.push(id);
         let first = self.commands.len() as u16;
         let limit = self.active.len() * QUEUE_TAGS;
@@ -353,6 +383,27 @@ impl QueueGroup {
         }
     }
 
+    /// Its queues for the next program, and the commands that have no completion.
+    pub fn left(&self) -> LeftQueues {
+        let sq = |(id, sq): (u16, &Option<Sq>)| {
+            let Sq { ring, qprio, .. } = sq.as_ref()?;
+            let busy = self.commands.iter().filter(|one| one.is_busy && one.sqid == id);
+            let again = self.again.iter().filter(|(sqid, _)| *sqid == id).map(|(_, sqe)| sqe);
+            let begun = busy.map(|one| &one.sqe).chain(again).map(|sqe| sqe.to_words());
+            Some(LeftSq { id, ring: ring.left(), qprio: *qprio, begun: begun.collect() })
+        };
+        let cq = |(id, cq): (u16, &Option<Cq>)| {
+            let Cq { ring, .. } = cq.as_ref()?;
+            let users = self.sqs.iter().flatten().filter(|sq| sq.ring.cqid == id);
+            let promised = users.map(|sq| sq.ring.in_flight).sum();
+            Some(LeftCq { id, ring: ring.left(promised) })
+        };
+        LeftQueues {
+            cqs: (0..).zip(&self.cqs).filter_map(cq).collect(),
+            sqs: (0..).zip(&self.sqs).filter_map(sq).collect(),
+        }
+    }
+
     /// Changes the weights of classes.
     pub fn set_arbitration(&mut self, arbitration: Arbitration) {
         self.arbiter.set(arbitration);
@@ -365,7 +416,8 @@ impl QueueGroup {
 
     // Commands.
 
-    /// Submits at most so many orders. Returns their number, and whether it waits for another turn.
+    /// Submits at most `most` orders. Returns their number, and whether the group waits for another
+    /// turn.
     pub fn take_turn<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -385,8 +437,9 @@ impl QueueGroup {
             }
             given += u32::from(self.submit(now_ns, ring, path));
         }
-        self.has_turn = has_more;
-        (given, has_more)
+        self.has_turn = has_more && P::IS_DIRECT;
+        self.is_cut_short = given == most && !P::IS_DIRECT;
+        (given, self.has_turn)
     }
 
     /// Whether `to_submit` has a command that may go on; fetches the next one if not.
@@ -395,7 +448,16 @@ impl QueueGroup {
             self.hang_up();
         }
         while self.to_submit.is_empty() {
-            if self.has_all() || !self.has_news() {
+            if self.has_all() {
+                return false;
+            }
+            if let Some((sqid, sqe)) = self.again.pop_front() {
+                if let Some(place) = self.free.pop() {
+                    self.begin(place, sqid, &sqe);
+                }
+                continue;
+            }
+            if !self.has_news() {
                 return false;
             }
             if let Err(fault) = self.fetch() {
@@ -457,7 +519,7 @@ impl QueueGroup {
             is_busy: true,
             is_queued: false,
             sqid,
-            cid: sqe.cid,
+            sqe: *sqe,
             kind,
             status,
             generation: self.generation,
@@ -581,7 +643,7 @@ impl QueueGroup {
         }
         let command = &mut self.commands[usize::from(place)];
         command.is_busy = false;
-        let (sqid, cid, errno) = (command.sqid, command.cid, command.orders.errno());
+        let (sqid, cid, errno) = (command.sqid, command.sqe.cid, command.orders.errno());
         let (op, length, generation) = (command.op, command.length, command.generation);
         let status = match errno {
             0 => command.status,

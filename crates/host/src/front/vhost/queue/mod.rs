@@ -1,21 +1,23 @@
-//! Virtqueues: the rings by which a guest hands buffers over and gets them back.
+//! Virtqueues: the rings by which a guest passes buffers to the device and receives them back.
 //!
 //! **Model.** [`Queue::pop`] takes the next chain of descriptors and fills a [`Chain`] with its
-//! memory: that which the guest wrote for the device, and that which the device is to write.
-//! [`Queue::push`] puts a used buffer into the ring, and [`Queue::publish`] makes all pushed ones
-//! visible at once and says whether the guest wants a call. [`Queue::disable_kicks`] and
-//! [`Queue::enable_kicks`] suppress the guest's notifications while the shard reads the ring
-//! anyway. The two formats of the specification, split and packed rings, have the same verbs.
+//! memory: the parts that the guest wrote for the device, and the parts that the device is to
+//! write. [`Queue::push`] adds a used buffer to the ring. [`Queue::publish`] makes all pushed
+//! buffers visible at once, and [`Queue::wants_call`] returns whether the guest wants a
+//! notification (a call). [`Queue::disable_kicks`] and [`Queue::enable_kicks`] suppress the guest's
+//! notifications (kicks) while the shard polls the ring. Split and packed rings have the same
+//! functions.
 //!
-//! **Strangers.** Each field of a ring is read once. A chain has at most as many descriptors as the
-//! queue, or `CHAIN` with a table of its own, so a loop ends in a [`Fault`]; so does every
-//! address outside the guest's memory. After a fault the queue is not used again.
+//! **Untrusted guests.** Each field of a ring is read once. A chain has at most as many descriptors
+//! as the queue, or `CHAIN` of them in an indirect table, so a loop ends in a [`Fault`], and so
+//! does every address outside the guest's memory. After a fault the queue is not used again.
 //!
-//! *Memory ordering.* A guest stores descriptors before it makes them available (its release; here
-//! an acquire), and this side stores used elements before the word that publishes them (Release).
-//! Suppression is Dekker's pattern on both sides: store the own state, a full fence, load the
-//! other's. A guest that reads an outdated suppression therefore sees the used buffers, and a shard
-//! that reads an outdated ring has its kicks enabled.
+//! *Memory ordering.* A guest stores descriptors before it makes them available (the guest's
+//! release, matched by an acquire here), and this side stores used elements before the word that
+//! publishes them (a release). Suppression of notifications is Dekker's pattern: each side stores
+//! its own state, executes a full fence, and loads the other side's state. So if the shard reads an
+//! outdated suppression of calls, the guest sees the used buffers; and if the shard reads an
+//! outdated ring, the guest sees that kicks are enabled.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -37,7 +39,7 @@ use split_ring::Split;
 
 /// The largest queue, in descriptors.
 pub const SIZE: u16 = 1024;
-/// The most descriptors of a chain with a table of its own.
+/// The largest number of descriptors in an indirect table.
 const CHAIN: usize = 1024;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u64 = 16;
@@ -46,7 +48,7 @@ const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-/// An act of a guest that is against the rules. Its device fails.
+/// A violation of the specification by a guest. Its device fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Fault {
     /// An address is outside the guest's memory.
@@ -61,26 +63,26 @@ pub enum Fault {
     /// A chain is too long, or is a loop.
     #[error("a chain of descriptors is a loop, or longer than the queue")]
     Long,
-    /// A table inside a table, or a table in a chain.
+    /// An indirect table within an indirect table, or beside other descriptors of a chain.
     #[error("a table of descriptors is not the only descriptor of its chain")]
     Table,
-    /// The length of a table is no number of descriptors.
-    #[error("a table of descriptors has {0} bytes")]
+    /// The length of an indirect table is 0, or not a multiple of a descriptor's size.
+    #[error("a table of descriptors has {0} bytes, not a positive multiple of {DESCRIPTOR}")]
     TableLength(u32),
     /// A descriptor's successor does not exist.
     #[error("descriptor {0} does not exist")]
     Next(u16),
-    /// Memory for the guest's data follows memory that the device is to write.
+    /// Memory that the guest wrote follows memory that the device is to write.
     #[error("a descriptor that is to be read follows one that is to be written")]
     Order,
     /// A descriptor without memory.
     #[error("a descriptor has no bytes")]
     Empty,
-    /// A chain is handed over that the device has already.
-    #[error("buffer {0} is handed over twice, or does not exist")]
+    /// The guest makes a chain available that the device already has, or that does not exist.
+    #[error("buffer {0} is made available twice, or does not exist")]
     Buffer(u16),
-    /// The ring holds more chains than it has room for.
-    #[error("the ring of available buffers has moved by {0}, which is more than its size")]
+    /// The ring of available buffers holds more chains than its size.
+    #[error("the available index has advanced by {0}, more than the queue's size")]
     Jump(u16),
     /// A chain without the parts of a request.
     #[error("a request has no header or no byte for its status")]
@@ -124,14 +126,14 @@ impl Descriptor {
     }
 }
 
-/// The memory of one request, as its chain of descriptors gives it.
+/// The memory of one request, collected from its chain of descriptors.
 #[derive(Default)]
 pub struct Chain {
     /// The memory that the guest wrote for the device.
     pub readable: Vec<Memory>,
     /// The memory that the device is to write.
     pub writable: Vec<Memory>,
-    /// The descriptors of a packed ring.
+    /// The descriptors of the chain in a packed ring; empty for a split ring.
     pub ring: Vec<Descriptor>,
     table: Vec<Memory>,
 }
@@ -157,8 +159,8 @@ impl Chain {
         Ok(guest.translate(address, length, out)?)
     }
 
-    /// Adds the memory of a table of descriptors. In split rings, they name their successors; in
-    /// packed ones, they follow each other.
+    /// Adds the memory of an indirect table. In split rings, each descriptor of the table names its
+    /// successor; in packed rings, the successor is the next one in the table.
     fn add_table(&mut self, guest: &Guest, at: &Descriptor, is_linked: bool) -> Result<(), Fault> {
         let count = u64::from(at.length) / DESCRIPTOR;
         if count == 0 || !u64::from(at.length).is_multiple_of(DESCRIPTOR) {
@@ -183,7 +185,8 @@ impl Chain {
     ) -> Result<(), Fault> {
         let mut index = 0u64;
         for _ in 0..CHAIN {
-            // SAFETY: the table was translated with this generation, which is mapped.
+            // SAFETY: the table was translated in this generation of the guest's memory, which
+            // stays mapped.
             let words = unsafe { entry(table, index) };
             let entry = match is_linked {
                 true => Descriptor::of_split(words),
@@ -209,34 +212,34 @@ impl Chain {
 
 /// Reads the descriptor of this index in a table.
 ///
-/// # Safety
-/// The table is a guest's memory that is mapped.
+/// The table is in a guest's memory and mapped.
 unsafe fn entry(table: &[Memory], index: u64) -> [u64; 2] {
     let at = index * DESCRIPTOR;
     if let [one] = table
         && at + DESCRIPTOR <= u64::from(one.length)
     {
-        // SAFETY: the bytes are in the table.
+        // SAFETY: the bytes are inside the table.
         return unsafe { read16(one.address.wrapping_add(at as usize)) };
     }
     let mut bytes = [0; DESCRIPTOR as usize];
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the table is mapped.
     unsafe { guest_memory::read(table, at, &mut bytes) };
     let (address, rest) = bytes.split_at(8);
     [address, rest].map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
 }
 
-/// A buffer that the device has.
+/// A buffer that the guest has made available and the device has taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Buffer {
-    /// Its number, below the size of the queue: the chain's first descriptor (split) or what the
-    /// guest calls it (packed).
+    /// Its number, below the size of the queue: the index of the chain's first descriptor (split),
+    /// or the buffer ID that the guest chose (packed).
     pub id: u16,
-    /// The places that it takes in the ring: 1 (split), or its descriptors (packed).
+    /// The number of ring elements that it occupies: 1 (split), or one for each descriptor
+    /// (packed).
     pub places: u16,
 }
 
-/// Where a guest's rings are, as addresses of its monitor.
+/// The addresses of a guest's rings, in the address space of its monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Addresses {
     /// The descriptors.
@@ -254,9 +257,10 @@ pub struct Layout {
     pub size: u16,
     /// Whether the ring is packed.
     pub is_packed: bool,
-    /// Whether both sides say at which position they want a notification.
+    /// Whether `EVENT_IDX` was negotiated: each side publishes the position at which it wants the
+    /// next notification.
     pub has_event_index: bool,
-    /// Where the rings are.
+    /// The addresses of the rings.
     pub addresses: Addresses,
 }
 
@@ -279,7 +283,8 @@ macro_rules! either {
 }
 
 impl Queue {
-    /// A queue in the guest's memory that goes on at `base`, as SET_VRING_BASE has it.
+    /// A queue in the guest's memory that starts at position `base`, in the format of
+    /// SET_VRING_BASE.
     pub fn new(guest: &Arc<Guest>, layout: &Layout, base: u32) -> Result<Queue, Fault> {
         let size = layout.size;
         if size == 0 || size > SIZE || !layout.is_packed && !size.is_power_of_two() {
@@ -291,7 +296,7 @@ impl Queue {
         })
     }
 
-    /// Goes on in another generation of the guest's memory.
+    /// Continues in another generation of the guest's memory.
     pub fn rebind(&mut self, guest: &Arc<Guest>, addresses: &Addresses) -> Result<(), Fault> {
         either!(self, queue => queue.rebind(guest, addresses))
     }
@@ -314,7 +319,7 @@ impl Queue {
         either!(self, queue => queue.pop(guest, chain))
     }
 
-    /// Puts a used buffer into the ring, in which the device has written `length` bytes.
+    /// Adds a used buffer to the ring. The device has written `length` bytes to the buffer.
     #[inline]
     pub fn push(&mut self, buffer: Buffer, length: u32) {
         either!(self, queue => queue.push(buffer, length));
@@ -326,7 +331,7 @@ impl Queue {
         either!(self, queue => queue.publish());
     }
 
-    /// Whether the guest wants a call for what was published since the last question.
+    /// Whether the guest wants a call for the buffers that were published since the last query.
     #[inline]
     pub fn wants_call(&mut self) -> bool {
         either!(self, queue => queue.wants_call())
@@ -337,7 +342,7 @@ impl Queue {
         either!(self, queue => queue.enable_kicks())
     }
 
-    /// Makes the guest notify the shard of nothing.
+    /// Suppresses the guest's notifications.
     pub fn disable_kicks(&mut self) {
         either!(self, queue => queue.disable_kicks());
     }
@@ -349,11 +354,12 @@ impl Queue {
 /// The address is aligned, and mapped for as long as the word is used.
 #[inline]
 unsafe fn word<'a>(base: *mut u8, offset: usize) -> &'a AtomicU16 {
-    // SAFETY: as the caller says; nothing but atomics and the guest access it.
+    // SAFETY: the caller guarantees alignment and mapping; only atomics and the guest access the
+    // word.
     unsafe { AtomicU16::from_ptr(base.wrapping_add(offset).cast()) }
 }
 
-/// Has the CPU bring a byte's cache line; the address need not exist.
+/// Prefetches a byte's cache line; the address need not be mapped.
 #[inline]
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -366,7 +372,7 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Whether an event at position `event` lies among those after `old` up to `new`.
+/// Whether the event position `event` is after `old` and not after `new`.
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

@@ -1,10 +1,11 @@
 //! Packed virtqueues: one ring of descriptors, which both sides write.
 //!
-//! A descriptor is available if its first flag is the guest's wrap counter and its second is not,
-//! and used if both are the device's. A chain's descriptors follow each other in the ring; the last
-//! one has the number of the buffer. A used buffer takes one descriptor at the device's position,
-//! which then moves by as many as the chain had. A batch becomes visible when the flags of its
-//! first descriptor are stored, since the guest takes used descriptors in order.
+//! A descriptor is available if its available flag equals the guest's wrap counter and its used
+//! flag does not; it is used if both flags equal the device's wrap counter. The descriptors of a
+//! chain are consecutive in the ring, and the last one has the number of the buffer. A used buffer
+//! occupies one descriptor at the device's position, which then advances by the number of the
+//! chain's descriptors. A batch becomes visible when the flags of its first descriptor are stored,
+//! since the guest takes used descriptors in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -33,12 +34,12 @@ const FLAGS: usize = 14;
 pub struct Position {
     /// The descriptor.
     pub index: u16,
-    /// True in the first round, and in every second one.
+    /// True in the first round, false in the second, and so on.
     pub wrap: bool,
 }
 
 impl Position {
-    /// As in 16 bits of SET_VRING_BASE and of event suppression.
+    /// The position from its 16 bits in SET_VRING_BASE and in event suppression.
     fn of(bits: u16) -> Position {
         Position { index: bits & 0x7fff, wrap: bits >> 15 != 0 }
     }
@@ -47,7 +48,7 @@ impl Position {
         self.index | u16::from(self.wrap) << 15
     }
 
-    /// The position some places on, at most a round.
+    /// The position `places` descriptors later, at most one round.
     pub fn after(self, places: u16, size: u16) -> Position {
         let index = u32::from(self.index) + u32::from(places);
         match index.checked_sub(u32::from(size)) {
@@ -64,12 +65,12 @@ pub struct Packed {
     rings: Rings,
     /// The next chain.
     next: Position,
-    /// The place of the next used buffer.
+    /// The position of the next used buffer.
     used: Position,
-    /// The first pushed buffer that is not published: its place, and its flags.
+    /// The position and the flags of the first pushed buffer that is not published.
     first: Option<(u16, u16)>,
-    /// The used position at the last question whether the guest wants a call; `None` if the ring has
-    /// wrapped since.
+    /// The used position at the last query whether the guest wants a call; `None` if the ring has
+    /// wrapped since then.
     asked: Option<u16>,
 }
 
@@ -81,7 +82,8 @@ struct Rings {
     _guest: Arc<Guest>,
 }
 
-// SAFETY: addresses in mapped memory that `_guest` keeps; all access is by atomics and copies.
+// SAFETY: the addresses are in mapped memory that `_guest` keeps alive; all access is by atomics
+// and copies.
 unsafe impl Send for Rings {}
 
 impl Rings {
@@ -121,7 +123,13 @@ impl Packed {
     pub(super) fn new(guest: &Arc<Guest>, layout: &Layout, base: u32) -> Result<Packed, Fault> {
         let &Layout { size, has_event_index, addresses, .. } = layout;
         let rings = Rings::find(guest, size, &addresses)?;
-        // Some monitors set one position only: that of a ring in which all chains were used.
+        // User-mode Linux starts a new ring at 0, though the wrap counters of a new ring are 1. In
+        // a ring whose wrap counters are 0 the first descriptor was used in the lap before, and its
+        // used flag is set.
+        let is_new = base == 0 && rings.flags(0, Ordering::Acquire) & USED == 0;
+        let base = if is_new { 0x8000_8000 } else { base };
+        // Some monitors set only the position of the next chain, for a ring without chains in
+        // flight: the next used buffer then has the same position.
         let used = if base >> 16 == 0 { base as u16 } else { (base >> 16) as u16 };
         let [next, used] = [base as u16, used].map(Position::of);
         if next.index >= size || used.index >= size {
@@ -130,12 +138,12 @@ impl Packed {
         Ok(Packed { size, has_event_index, rings, next, used, first: None, asked: None })
     }
 
-    /// Goes on at these positions.
+    /// Continues at these positions.
     pub fn go_on_at(&mut self, next: Position, used: Position) {
         (self.next, self.used) = (next, used);
     }
 
-    /// The place of the next used buffer.
+    /// The position of the next used buffer.
     pub fn used_position(&self) -> Position {
         self.used
     }
@@ -146,8 +154,9 @@ impl Packed {
         (flags & AVAILABLE != 0) == position.wrap && (flags & USED != 0) != position.wrap
     }
 
-    /// Marks descriptors of chains that the device has as available: the flags of a
-    /// batch that was not published may have been stored in part.
+    /// Stores the flags of available descriptors, for the chains that the device has not returned:
+    /// the last server may have stored some flags of used descriptors, of a batch that it did not
+    /// publish.
     pub fn hold(&self, from: Position, places: u16) {
         let mut at = from;
         for _ in 0..places.min(self.size) {
@@ -240,7 +249,7 @@ impl Packed {
     pub(super) fn wants_call(&mut self) -> bool {
         fence(Ordering::SeqCst);
         let asked = self.asked.replace(self.used.index);
-        // SAFETY: aligned to 4 and mapped.
+        // SAFETY: the word is aligned to 4 and mapped.
         let words = unsafe { AtomicU32::from_ptr(self.rings.driver.cast()) };
         let words = u32::from_le(words.load(Ordering::Acquire));
         let (event, flags) = (Position::of(words as u16), words >> 16 & 3);
@@ -271,9 +280,10 @@ impl Packed {
         self.set_event(0, VRING_PACKED_EVENT_FLAG_DISABLE);
     }
 
-    /// Stores position and flags as one word, so that the guest never reads one of each.
+    /// Stores position and flags as one word, so that the guest never reads a new one with an old
+    /// one.
     fn set_event(&self, event: u16, flags: u32) {
-        // SAFETY: aligned to 4 and mapped.
+        // SAFETY: the word is aligned to 4 and mapped.
         unsafe { AtomicU32::from_ptr(self.rings.device.cast()) }
             .store((u32::from(event) | flags << 16).to_le(), Ordering::Release);
     }

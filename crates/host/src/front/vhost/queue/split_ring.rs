@@ -20,13 +20,14 @@ pub struct Split {
     size: u16,
     has_event_index: bool,
     rings: Rings,
-    /// The position of the next chain, and the positions that are known to be available.
+    /// The position of the next chain, and the position up to which chains are known to be
+    /// available.
     next: u16,
     seen: u16,
     /// The position after the last pushed buffer, and after the last published one.
     used: u16,
     published: u16,
-    /// The published position at the last question whether the guest wants a call.
+    /// The published position at the last query whether the guest wants a call.
     asked: Option<u16>,
 }
 
@@ -39,7 +40,8 @@ struct Rings {
     _guest: Arc<Guest>,
 }
 
-// SAFETY: addresses in mapped memory that `_guest` keeps; all access is by atomics and copies.
+// SAFETY: the addresses are in mapped memory that `_guest` keeps alive; all access is by atomics
+// and copies.
 unsafe impl Send for Rings {}
 
 impl Rings {
@@ -90,7 +92,7 @@ impl Split {
         self.published
     }
 
-    /// Goes on at this position.
+    /// Continues at this position.
     pub fn go_on_at(&mut self, next: u16) {
         (self.next, self.seen) = (next, next);
     }
@@ -161,8 +163,8 @@ impl Split {
         self.rings.descriptors.wrapping_add(usize::from(index) * DESCRIPTOR as usize)
     }
 
-    /// Has the CPU bring the memory of a descriptor: the header or the table of a request that is
-    /// to be taken soon, which the guest has written on another CPU.
+    /// Prefetches the memory of a descriptor: the header or the table of a request that is to be
+    /// taken soon, which the guest has written on another CPU.
     #[inline]
     fn prefetch_memory(&self, guest: &Guest, index: u16) {
         if index < self.size {
@@ -247,7 +249,7 @@ impl Split {
     }
 
     pub(super) fn disable_kicks(&mut self) {
-        // With an index, a guest that has passed it kicks no more.
+        // With an event index, a guest that has passed it sends no more kicks.
         if !self.has_event_index {
             let flags = VRING_USED_F_NO_NOTIFY as u16;
             // SAFETY: as above.

@@ -1,4 +1,5 @@
-//! A model of the guest's side of both ring formats, and laws that hold between it and the queues.
+//! A model of the guest's side of both ring formats, and properties that it must have together with
+//! the queues.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -24,7 +25,7 @@ pub(crate) const RINGS: u64 = 0x40000;
 /// A part of a chain: its offset in the memory, its length, and whether the device writes it.
 pub(crate) type Part = (u64, u32, bool);
 
-/// A guest's memory, and access to it from the guest's side.
+/// A guest's memory, accessed from the guest's side.
 pub(crate) struct Machine {
     pub(crate) guest: Arc<Guest>,
     pub(crate) file: File,
@@ -48,7 +49,7 @@ impl Machine {
     }
 
     fn get16(&self, offset: u64) -> u16 {
-        // SAFETY: aligned words of mapped memory.
+        // SAFETY: the words are aligned and in mapped memory.
         unsafe { word(self.at(offset), 0) }.load(std::sync::atomic::Ordering::SeqCst)
     }
 
@@ -78,17 +79,17 @@ impl Machine {
 /// The guest's side of a queue.
 pub(crate) struct Driver {
     pub(crate) layout: Layout,
-    /// Where its rings are in the memory.
+    /// The offset of its rings in the memory.
     at: u64,
     /// The next position of available and of used buffers, and the wrap counters.
     next: u16,
     used: u16,
     wraps: (bool, bool),
-    /// Free buffers, and the descriptors of those in use.
+    /// Free buffers, and the descriptors of the buffers in use.
     free: VecDeque<u16>,
     held: BTreeMap<u16, Vec<u16>>,
     room: u16,
-    /// The position at the last question whether to kick.
+    /// The position at the last query whether to kick.
     asked: u16,
 }
 
@@ -97,7 +98,7 @@ impl Driver {
         Driver::at(0, size, is_packed, has_event_index)
     }
 
-    /// With its rings in the [`RINGS`] bytes from an offset in the memory.
+    /// A driver whose rings are in the [`RINGS`] bytes from an offset in the memory.
     pub(crate) fn at(at: u64, size: u16, is_packed: bool, has_event_index: bool) -> Driver {
         let user = USER + at;
         let addresses =
@@ -112,8 +113,8 @@ impl Driver {
         if self.layout.is_packed { 0x8000_8000 } else { 0 }
     }
 
-    /// Makes a chain of these parts available.
-    /// Returns its number; `None` if there is no room.
+    /// Makes a chain of these parts available. Returns its number; `None` if too few descriptors
+    /// are free.
     pub(crate) fn submit(
         &mut self,
         machine: &Machine,
@@ -193,7 +194,8 @@ impl Driver {
         machine.set16(self.at + u64::from(head) * DESCRIPTOR + 14, head_flags);
     }
 
-    /// Whether the device wants to be notified of what was submitted since the last question.
+    /// Whether the device wants to be notified of the chains that were submitted since the last
+    /// query.
     pub(crate) fn wants_kick(&mut self, machine: &Machine) -> bool {
         let asked = std::mem::replace(&mut self.asked, self.next);
         if self.layout.is_packed {
@@ -202,7 +204,8 @@ impl Driver {
             if flags != 2 {
                 return flags == 0;
             }
-            // As Linux: the event's and the old position count from the current round's start.
+            // This is Linux's calculation: the event's and the old position are relative to the
+            // current round's start.
             let (index, wrap) = (event & 0x7fff, event >> 15 != 0);
             let size = self.layout.size;
             let event = if wrap == self.wraps.0 { index } else { index.wrapping_sub(size) };
@@ -218,7 +221,7 @@ impl Driver {
         }
     }
 
-    /// Says that a call is wanted for the next used buffer, or for none.
+    /// Requests a call for the next used buffer, or none.
     pub(crate) fn want_calls(&mut self, machine: &Machine, wanted: bool) {
         if self.layout.is_packed {
             let event = self.used | u16::from(self.wraps.1) << 15;
@@ -237,7 +240,7 @@ impl Driver {
         }
     }
 
-    /// Takes the next used buffer: its number, and how many bytes were written.
+    /// Takes the next used buffer: its number, and the number of bytes written.
     pub(crate) fn used(&mut self, machine: &Machine) -> Option<(u16, u32)> {
         let (id, length, places);
         if self.layout.is_packed {
@@ -271,7 +274,7 @@ impl Driver {
     }
 }
 
-/// A step of either side.
+/// A step of the guest or of the device.
 #[derive(Clone, Debug)]
 enum Step {
     Submit { reads: u8, writes: u8, in_table: bool },
@@ -295,16 +298,17 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Chains arrive whole and in order, used buffers come back in the order in which they were
-    /// pushed, and neither side waits for a notification that does not come.
+    /// Chains arrive complete and in order, used buffers are returned in the order in which they
+    /// were pushed, and neither side waits for a notification that never arrives.
     #[test]
     fn both_sides_agree(
         size in 1..40_u16, is_packed in any::<bool>(), has_event_index in any::<bool>(),
-        steps in prop::collection::vec(step(), 1..300),
+        starts_at_0 in any::<bool>(), steps in prop::collection::vec(step(), 1..300),
     ) {
         let size = if is_packed { size } else { size.next_power_of_two() };
         let (machine, mut driver) = (Machine::new(), Driver::new(size, is_packed, has_event_index));
-        let mut queue = Queue::new(&machine.guest, &driver.layout, driver.base()).unwrap();
+        let base = if starts_at_0 { 0 } else { driver.base() };
+        let mut queue = Queue::new(&machine.guest, &driver.layout, base).unwrap();
         let mut chain = Chain::default();
         let mut sent: VecDeque<(u16, Vec<Part>)> = VecDeque::new();
         let (mut held, mut pushed, mut visible) = (Vec::new(), VecDeque::new(), 0);
@@ -375,7 +379,7 @@ proptest! {
         }
     }
 
-    /// Rings with any content at all end in a fault or in chains inside the guest's memory.
+    /// Rings with any content lead to a fault, or to chains inside the guest's memory.
     #[test]
     fn no_ring_leads_outside(
         is_packed in any::<bool>(), shift in 0..7_u32, seed in any::<u64>(), near in any::<bool>(),
@@ -389,7 +393,7 @@ proptest! {
         for at in [0, DRIVER, DEVICE, TABLES] {
             machine.set(at, &bytes);
         }
-        // Addresses that are likely to be right, and few flags, lead further.
+        // Mostly valid addresses and few flags let more of the code run before a fault.
         for index in 0..if near { 256 } else { 0 } {
             let tables = TABLES - DRIVER;
             let one = Descriptor {
@@ -434,7 +438,7 @@ fn loops_and_impossible_queues_are_faults() {
     machine.describe(0, &looped, false);
     machine.set16(DRIVER + 2, 1);
     assert_eq!(queue.pop(&machine.guest, &mut Chain::default()), Err(Fault::Long));
-    // A table whose last entry leads back to the first.
+    // The last entry of this table points back to the first.
     let table = Descriptor { address: GUEST + TABLES, length: 32, flags: INDIRECT, link: 0 };
     machine.describe(0, &table, false);
     machine.describe(TABLES, &Descriptor { link: 1, ..looped }, false);

@@ -1,4 +1,4 @@
-//! A connection as the control thread hands it to a shard.
+//! A connection that the control thread passes to a shard.
 
 use super::*;
 use crate::nbd::session::place::Place;
@@ -14,22 +14,22 @@ pub struct Connect {
     pub negotiated: Negotiated,
     /// The range that it serves.
     pub volume: Volume,
-    /// The conditions under which it lives.
+    /// The conditions of the connection.
     pub pass: Pass,
 }
 
-/// The values that the control thread gives a connection, for as long as it lives.
+/// The values that the control thread sets for the lifetime of a connection.
 #[derive(Default)]
 pub struct Pass {
-    /// When its client's certificate ends, in seconds since 1970; the connection ends then.
+    /// The end of the client's certificate, in seconds since 1970; the connection then ends.
     pub until: Option<u64>,
-    /// The certificates that its client has shown.
+    /// The certificates that its client has presented.
     pub shown: Vec<CertificateId>,
     /// Its place among its tenant's connections.
     pub place: Option<Place>,
-    /// Over when every shard has found out which clients of the tenant have ended; requests of this
-    /// one wait until then.
+    /// The barrier at which every shard reports which clients of the tenant have ended; requests of
+    /// this connection wait until it is released.
     pub gate: Option<Arc<Meeting>>,
-    /// The bytes that the previous program has left of it.
+    /// The state that the previous program has passed on, if any.
     pub rest: Option<Rest>,
 }

@@ -1,5 +1,5 @@
-//! Requests that wait behind what clients of the same tenant have left under way when they ended:
-//! see [`crate::shard::fence`].
+//! Requests that wait for writes which ended clients of the same tenant have left in flight: see
+//! [`crate::shard::fence`].
 
 use super::*;
 
@@ -9,13 +9,13 @@ const STREAM: u32 = u32::MAX;
 /// An op that waits.
 pub(super) struct Behind {
     op: u16,
-    /// For how many seconds.
+    /// The number of seconds for which it has waited.
     waited_s: u32,
 }
 
 impl Conn {
-    /// The client has ended. Its requests that change data and are under way stand before the
-    /// requests of others until they have ended, and so does the unread part of its stream.
+    /// Ends the client. Requests of other clients then wait for its requests in flight that change
+    /// data, and for the unread part of its stream.
     pub(super) fn leave(&mut self) {
         if self.client.end() {
             let mut is_free = vec![false; self.ops.len()];
@@ -34,8 +34,8 @@ impl Conn {
         }
     }
 
-    /// Whether an op has to wait; it is noted among those that do then. Waiting ops are submitted
-    /// in their order, so each waits for the first.
+    /// Whether an op has to wait; it is then added to the waiting ops. Waiting ops are submitted in
+    /// order, so each waits for the first.
     pub(super) fn goes_behind(&mut self, index: u16) -> bool {
         if !self.client.is_fenced() {
             return false;
@@ -50,7 +50,7 @@ impl Conn {
         waits
     }
 
-    /// Takes those up again that need not wait any longer.
+    /// Queues the ops that no longer have to wait for submission.
     pub(super) fn take_up(&mut self) {
         if !self.client.has_news() {
             return;
@@ -65,12 +65,12 @@ impl Conn {
         }
     }
 
-    /// Nothing of it waits for others any longer: it is given up.
+    /// Ends all waits, because the connection is being closed.
     pub(super) fn end_waits(&mut self) {
         self.to_submit.extend(self.behind.drain(..).map(|behind| behind.op));
     }
 
-    /// A second has passed: fails those that have waited for too long. True if there were any.
+    /// Called once a second: fails the ops that have waited for too long. True if there were any.
     pub(super) fn fail_late(&mut self) -> bool {
         let (mut failed, patience_s) = (0, self.client.patience_s());
         let (ops, to_submit) = (&mut self.ops, &mut self.to_submit);
@@ -92,7 +92,7 @@ impl Conn {
                 requests = failed,
                 waited_s = patience_s,
                 "requests fail with EIO: writes of an earlier connection of the tenant to the same \
-                 bytes have not ended, and would land after them; see to the storage"
+                 bytes have not ended, and could overwrite newer data; check the storage"
             );
         }
         failed > 0

@@ -1,50 +1,53 @@
-//! The end of a connection: no client keeps its place by not caring.
+//! The end of a connection. A client that vanishes or stops reading loses its connection in bounded
+//! time.
 //!
-//! | the client | its requests |
+//! | client | its requests |
 //! |---|---|
-//! | says good-bye and reads | are done and answered, however long the device takes |
-//! | says good-bye and does not read | are given up after [`FAREWELL_S`] without a byte taken |
-//! | says good-bye and has gone | are done for [`FAREWELL_S`], as the protocol demands of a good-bye |
-//! | has gone without a word | are given up when its stream has been read to its end |
-//! | ends its stream, and may still read | is done and answered for [`FAREWELL_S`] |
-//! | ends its stream or says good-bye behind requests that have no room, and does not read | is \
-//! given up after [`FAREWELL_S`] without a byte taken |
+//! | sends `DISC` and reads | are completed and answered, however long the device takes |
+//! | sends `DISC` and does not read | are dropped after [`FAREWELL_S`] in which it took no byte |
+//! | sends `DISC` and closes | are completed for [`FAREWELL_S`], as the protocol requires |
+//! | closes without `DISC` | are dropped when its stream has been read to the end |
+//! | only closes its sending direction | are completed and answered for [`FAREWELL_S`] |
 //!
-//! A refused answer says only that the client does not read: its good-bye may be among the bytes
-//! that are still to be received, so the stream is read on, and nothing more is answered.
+//! If the `DISC` or the end of the stream is behind a request that waits for buffers, and the
+//! client does not read, its requests are dropped after [`FAREWELL_S`] in which it took no byte.
 //!
-//! A connection whose next request has no room receives nothing, so its socket is polled for the
-//! end once a second, and whenever another client of the tenant connects. After a second without
-//! room, or after a refused answer, it receives what its buffer takes, to find a good-bye there.
+//! A failed send shows only that the client does not read. Its `DISC` (its good-bye) may be among
+//! the bytes that are still to be received, so the stream is read on, but nothing more is answered.
 //!
-//! TCP does not distinguish the last two before an answer has been refused. A staged request that
-//! is given up is cancelled. A request on the device runs to its end, because the device has its
-//! memory; the connection's place is given back then.
+//! A connection whose next request waits for buffers receives nothing, so its socket is polled for
+//! the end once a second, and whenever another client of the tenant connects. After a second of
+//! waiting, or after a failed send, it receives until its buffer is full, to find a `DISC` there.
+//!
+//! Until a send fails, TCP does not distinguish a client that has closed from one that has closed
+//! only its sending direction. A staged request that is dropped is cancelled. A request on the
+//! device runs to its end, because the device uses its memory; only then is the connection's place
+//! free.
 
 use fairq_core::FlowId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 
-/// The time for which a leaving client is waited for, in seconds: for its next byte if it takes its
-/// answers, in all if it takes none.
+/// The longest time for which the server waits for a leaving client, in seconds. Each byte that the
+/// client takes restarts it, unless a send has failed or the stream has ended without a `DISC`.
 const FAREWELL_S: u8 = 5;
 
 /// The way in which a client has left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Farewell {
-    /// It has not.
+    /// It has not left.
     None,
-    /// It said good-bye.
+    /// It has sent `DISC`.
     GoodBye,
-    /// It sends nothing any more.
+    /// It has closed its sending direction.
     EndOfStream,
 }
 
-/// Which directions of its stream a client has closed.
+/// The directions of its stream that a client has closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Closed {
-    /// It sends nothing more, and may still read.
+    /// It sends no more, and may still read.
     Sending,
     /// It does not read either, or the connection is broken.
     Both,
@@ -56,13 +59,14 @@ impl Conn {
         self.volume.flow == flow
     }
 
-    /// Its flow has been removed. Its requests are answered, unless it is to be cut off.
+    /// Its flow has been removed. With `cut_off` the connection ends at once; otherwise its
+    /// requests are answered first.
     pub fn detach(&mut self, cut_off: bool) {
         self.is_detached = true;
         if cut_off { self.hang_up() } else { self.drain() }
     }
 
-    /// Takes no more requests, but answers those that are complete.
+    /// Takes no more requests, but answers the complete ones.
     pub fn drain(&mut self) {
         if self.state == State::Open {
             self.state = State::Draining;
@@ -70,7 +74,7 @@ impl Conn {
         }
     }
 
-    /// Gives the connection up: what it has submitted is finished but not answered.
+    /// Closes the connection: its submitted requests are finished but not answered.
     pub fn hang_up(&mut self) {
         if self.state != State::Dead {
             self.state = State::Dead;
@@ -81,7 +85,7 @@ impl Conn {
         }
     }
 
-    /// An answer was refused with this error. Others than these two say nothing of the client.
+    /// A send has failed with this error. Only these two errors mean that the client has closed.
     pub(super) fn answer_refused(&mut self, errno: Option<i32>) {
         match errno {
             Some(libc::EPIPE | libc::ECONNRESET) => self.has_gone(),
@@ -89,8 +93,8 @@ impl Conn {
         }
     }
 
-    /// The client reads no more answers. It may have said good-bye all the same, in bytes that are
-    /// still to be received or that wait behind a request without room.
+    /// The client reads no more answers. It may still have sent `DISC`, in bytes that are not yet
+    /// received or that wait behind a request without buffers.
     pub(super) fn has_gone(&mut self) {
         if self.state == State::Dead {
             return;
@@ -125,14 +129,15 @@ impl Conn {
         Some(if is_broken { Closed::Both } else { Closed::Sending })
     }
 
-    /// Another client of the tenant has come, whose requests wait for this one's if it has ended.
+    /// Called when another client of the tenant connects: its requests wait for this client's if
+    /// this client has ended.
     pub fn check_end(&mut self) {
         if !self.client.has_ended() && (self.closed().is_some() || self.has_good_bye_ahead()) {
             self.leave();
         }
     }
 
-    /// Whether a good-bye has come behind the request that has no room.
+    /// Whether a `DISC` has been received behind the request that waits for buffers.
     fn has_good_bye_ahead(&self) -> bool {
         let extended = self.negotiated.extended;
         let mut payload = match &self.intake {
@@ -152,8 +157,8 @@ impl Conn {
         false
     }
 
-    /// Detects the end of a client whose next request has no room; otherwise a receive is under
-    /// way, and ends with it.
+    /// Detects the end of a client whose next request waits for buffers. Other connections have a
+    /// receive on the ring, which the end of the client completes.
     fn detect_end(&mut self) {
         let is_stalled = self.state == State::Open && self.is_stalled();
         if self.is_unread || !(is_stalled || self.state == State::Draining) {
@@ -178,8 +183,8 @@ impl Conn {
         }
     }
 
-    /// A second has passed: checks whether the client is still there, and gives back memory that
-    /// was not used in that time, about `allowance` bytes of it at the most. True if the connection
+    /// Called once a second: checks whether the client has left, and returns memory that was not
+    /// used in that second to the system, about `allowance` bytes at most. True if the connection
     /// may have something to do.
     pub fn second(&mut self, allowance: &mut usize) -> bool {
         if !std::mem::take(&mut self.was_used) && self.region.is_unused() && *allowance > 0 {
@@ -200,11 +205,12 @@ impl Conn {
             self.hang_up();
         }
         let has_late = self.fail_late();
-        // A connection that waits for memory gets it from another one, which gives no notice.
+        // Memory for which a connection waits is freed by other connections, without a
+        // notification, so the connection retries.
         self.is_stalled() || has_late || was != (self.state, self.is_unread)
     }
 
-    /// Whether nothing of it is answered any more.
+    /// Whether its requests are no longer answered.
     pub(in crate::nbd) fn is_dead(&self) -> bool {
         self.state == State::Dead
     }
@@ -214,20 +220,19 @@ impl Conn {
         self.is_dead() && !self.is_cancelled && self.free.len() < self.ops.len()
     }
 
-    /// The same, and notes that they are.
+    /// [`Self::wants_cancel`]; also records that the orders are being cancelled.
     pub(in crate::nbd) fn begin_cancel(&mut self) -> bool {
         let wants_cancel = self.wants_cancel();
         self.is_cancelled |= wants_cancel;
         wants_cancel
     }
 
-    /// A write whose payload will never be complete is dropped; pieces of it that were submitted
-    /// run to their end.
+    /// Drops a write whose payload will never be complete; submitted pieces of it run to their end.
     fn abandon_payload(&mut self) {
         if let Intake::Payload { op: index } = self.intake {
             if self.incoming.in_ring && self.incoming.direct > 0 {
-                // The kernel may still write into the buffer: the event of the receive, which the
-                // shutdown brings about, comes first. See `is_closed`.
+                // The kernel may still write into the buffer. The shutdown ends the receive, and
+                // `is_closed` calls this again after its event.
                 let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
                 return;
             }
@@ -241,7 +246,8 @@ impl Conn {
         }
     }
 
-    /// Frees what a dead connection has ready, and what it has not submitted: nothing waits for it.
+    /// Frees the finished and the unsubmitted requests of a dead connection, for which nothing
+    /// waits.
     pub(super) fn discard(&mut self) {
         self.end_waits();
         while let Some(index) = self.to_submit.pop_front() {
@@ -256,7 +262,8 @@ impl Conn {
         }
     }
 
-    /// Whether nothing is left to do and none of its memory is held; it may then be dropped.
+    /// Whether the connection has no request left and all its memory is free, so that it may be
+    /// dropped.
     pub fn is_closed(&mut self) -> bool {
         if self.state == State::Open {
             return false;

@@ -1,15 +1,15 @@
-//! A connection that goes from one program to the next, in the same process.
+//! A connection that one program passes to the next, in the same process.
 //!
-//! The client's requests without a whole answer become a stream of requests again, which the next
-//! program reads before it reads the socket. Answers that have not been sent become bytes that it
-//! sends first. So a request that was carried out in part is carried out once more: its client has
-//! no answer, and nobody may rely on what of it is there.
+//! The client's requests without a complete answer are encoded as a stream of requests again, which
+//! the next program reads before the socket. Unsent answers become bytes that it sends first. So a
+//! partly executed request is executed again. This is safe: its client has no answer, so no client
+//! may rely on the bytes that it has already changed.
 //!
 //! ```text
-//!   requests without an answer ─ the one whose payload is coming ─ unread bytes │ the socket
+//!   requests without an answer ─ the one whose payload is arriving ─ unread bytes │ the socket
 //! ```
 //!
-//! TLS sessions do not go over: their clients get `ESHUTDOWN` and the end of the session.
+//! TLS sessions are not passed on: their clients receive `ESHUTDOWN` and the end of the session.
 
 use std::borrow::Cow;
 use std::io;
@@ -30,32 +30,33 @@ pub struct Packed {
     pub tenant: u16,
     /// The result of the handshake.
     pub negotiated: Negotiated,
-    /// Bytes that are read before those of the socket.
+    /// Bytes that the next program reads before the socket.
     pub input: Span,
-    /// Bytes that are sent first.
+    /// Bytes that the next program sends first.
     pub output: Span,
-    /// Its client has ended: what it has sent stands before the requests of others.
+    /// Whether its client has ended, so that its requests precede those of other clients.
     pub has_ended: bool,
 }
 
-/// The beginning of a connection that was packed.
+/// The initial state of a connection that was packed.
 pub struct Rest {
-    /// Bytes that are read before those of the socket.
+    /// Bytes that are read before the socket.
     pub input: SpanReader,
     /// Bytes that are sent first.
     pub output: Box<[u8]>,
-    /// Its client has ended.
+    /// Whether its client has ended.
     pub has_ended: bool,
 }
 
 impl Conn {
-    /// Starts no more operations on the ring, and cancels those there are if `cancel`. True if
-    /// there are none.
+    /// Starts no more operations on the ring, and cancels the operations in flight if `cancel`.
+    /// True if no operation is in flight.
     pub(in crate::nbd) fn halt(&mut self, ring: &mut Ring, cancel: bool) -> bool {
         self.is_halted = true;
         let name = |kind| UserData { asker: Asker::Nbd, value: event_value(self.index, kind) };
         if self.incoming.in_ring && cancel {
-            // A receive that waits behind a pause is not found before the pause has ended.
+            // While the pause lasts, the receive that is linked to it cannot be found, so the pause
+            // is cancelled first.
             ring.cancel(name(PAUSE), name(CANCEL));
             ring.cancel(name(RECEIVE), name(CANCEL));
         }
@@ -65,7 +66,7 @@ impl Conn {
         !(self.incoming.in_ring || self.outbox.in_ring)
     }
 
-    /// Goes on after that.
+    /// Resumes after [`Conn::halt`].
     pub(in crate::nbd) fn go_on(&mut self, ring: &mut Ring) {
         self.is_halted = false;
         if !self.outbox.is_empty() && !self.outbox.in_ring {
@@ -78,8 +79,8 @@ impl Conn {
         self.incoming.is_tls()
     }
 
-    /// Ends it: what has not been submitted is answered by `ESHUTDOWN`, and so is what was
-    /// cancelled. Bytes that its socket does not take at once are lost.
+    /// Ends a connection that cannot be passed on: its unsubmitted and cancelled requests are
+    /// answered with `ESHUTDOWN`. Bytes that the socket does not accept at once are lost.
     pub(in crate::nbd) fn end_bound<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
@@ -98,8 +99,8 @@ impl Conn {
         self.is_halted = true;
     }
 
-    /// Writes down all that the next program has to know, after [`Conn::halt`]; nothing if the
-    /// connection ends with this one.
+    /// Serialises the state for the next program, after [`Conn::halt`]; `None` if the connection
+    /// ends with this program.
     pub(in crate::nbd) fn pack(&self, area: &Area) -> io::Result<Option<Packed>> {
         if self.state == State::Dead || self.is_detached || self.is_bound() {
             return Ok(None);
@@ -114,7 +115,7 @@ impl Conn {
         }))
     }
 
-    /// The stream of what has no answer, and what has come behind that.
+    /// The stream of the unanswered requests and of the received bytes that follow them.
     fn unanswered(&self) -> io::Result<Vec<Piece<'_>>> {
         let mut is_free = vec![false; self.ops.len()];
         self.free.iter().for_each(|&index| is_free[usize::from(index)] = true);
@@ -146,7 +147,7 @@ impl Conn {
             }
         }
         if self.state == State::Draining && self.farewell == Farewell::GoodBye {
-            // Bytes behind the good-bye are not read.
+            // Bytes after `DISC` are not read, so it is the last request.
             pieces.push(self.header(&LiveRequest::idle().request));
         } else {
             pieces.push(Piece::Bytes(self.incoming.bytes().into()));
@@ -157,8 +158,8 @@ impl Conn {
         Ok(pieces)
     }
 
-    /// A request as its client sent it. The payload of one that is refused is not there: any will
-    /// do.
+    /// Adds a request as its client sent it. The payload of a refused request was not kept, so
+    /// zeroes replace it.
     fn push<'a>(&self, pieces: &mut Vec<Piece<'a>>, request: &Request, data: Option<&'a [u8]>) {
         pieces.push(self.header(request));
         let payload = request.payload(self.negotiated.extended);
@@ -174,7 +175,7 @@ impl Conn {
         Piece::Bytes(Cow::Owned(bytes[..length].to_vec()))
     }
 
-    /// The answers that have not left.
+    /// The answers that have not been sent.
     fn unsent(&self) -> Vec<Piece<'_>> {
         if self.is_unread {
             return Vec::new();
@@ -184,7 +185,7 @@ impl Conn {
         bytes.map(|bytes| Piece::Bytes(bytes.into())).collect()
     }
 
-    /// Begins where the program before this one has ended.
+    /// Continues where the previous program has ended.
     pub(in crate::nbd) fn with_rest(mut self, rest: Option<Rest>) -> Conn {
         let Some(Rest { input, output, has_ended }) = rest else { return self };
         self.incoming.replay_first(input);
