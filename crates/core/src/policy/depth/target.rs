@@ -63,9 +63,9 @@ const HOPELESS: u64 = 4;
 /// attempt takes a second, in which the other flows may have as little as their floor: a tenth of
 /// the time.
 const RETRY_NS: u64 = 10_000_000_000;
-/// Intervals without a bound before the rate is known that floors are parts of, as many as the
-/// memory of a rate has: one in which D was being searched for counts a part of one, since on a
-/// busy host the search takes seconds.
+/// Intervals without a bound before the rate is known that floors are parts of: the memory of a
+/// rate many times over, since on a busy host the search for D takes seconds. If D is found, an
+/// interval counts as 2 [`PARTS`] of them, so that a flow that comes has its bound after 80 ms.
 const KNOWN: u64 = PARTS * PARTS;
 
 /// A step of D, in parts of it: the large one if more than twice as many requests are late as may
@@ -344,7 +344,7 @@ impl Targets {
             self.full_rate = self.full_rate.max(self.rate);
         } else if rate > 0 {
             self.full_rate = self.rate;
-            self.free = self.free.saturating_add(if is_found { PARTS } else { 1 });
+            self.free = self.free.saturating_add(if is_found { 2 * PARTS } else { 1 });
         } else {
             self.free = 0;
         }
