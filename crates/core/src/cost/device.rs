@@ -29,37 +29,30 @@ use bytemuck::allocation::zeroed_box;
 use super::fit::{self, FIRST, ONE, Parts, WINDOWS};
 #[cfg(all(test, not(loom)))]
 use super::tally::class;
-use super::tally::{CLASSES, KINDS, Sum, bits, of_class};
+use super::tally::{BLOCK, CLASSES, KINDS, SOME, Sum, WORDS, bits, of_class};
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{CostStats, Stats};
+use crate::policy::depth::meter::{TICK_NS, per_second};
 
-/// Time between two reads of the ports' counts, in nanoseconds: some of them fit into a window, and
-/// each costs a read of some words of each port.
-const LOOK_NS: u64 = 10_000_000;
-/// The least time of a window, in nanoseconds: five readings. Its fewest requests: a difference of
-/// a sixteenth is then several requests; twice D if that is more, because the requests that a
-/// window finds and leaves on the device are not its own.
-const SHORTEST_NS: u64 = 50_000_000;
-const ENOUGH: u64 = 64;
-/// The trial, and a step of the costs, change charges by one part in 2 to the power of this (16).
-const STEP: u32 = 4;
+/// The least time of a window, in nanoseconds: five readings.
+const SHORTEST_NS: u64 = 5 * TICK_NS;
+/// The trial, and a step of the costs, change charges by one part in this; with each window counts
+/// lose one, so that classes are gone after some seconds. At 8 charges follow chance, at 32 trials
+/// drown in it.
+const STEP: u64 = 16;
 /// The length of trials, and of a season with its pause, in quarters of a window: 24 windows, in
-/// which a difference of a sixteenth shows, and 100. A window in which charges move counts a
-/// quarter.
+/// which a difference of a sixteenth shows, and 100, so that trials take a quarter of the time. A
+/// window in which charges move counts a quarter: with whole ones the reader of a Z-SSD that has
+/// been written over has 0.28 of its rate alone, not 0.63.
 const TRIALS: u64 = 96;
 const SEASON: u64 = 400;
 /// The first quarters of a season, whose windows are not remembered: D and T still change.
 const SETTLES: u64 = 16;
-/// A class is present if its requests are charged one part in this of all charges: less has no
-/// effect on the shares of others.
-const SOME: u64 = 64;
-/// Counts lose one part in this with each window, so that classes are gone after some seconds.
-const FADES: u64 = 16;
-/// Costs are those of bytes if the costs per byte of any two classes differ by at most this factor
-/// (3, in 256ths); from twice that factor on they are the ones found, and in between a mean of
-/// both. Most devices are within a factor of 3 for most mixtures, where other costs than bytes move
-/// shares away from equal parts without a gain for either tenant.
-const NEAR: u64 = 3 << 8;
+/// Costs are those of bytes if the costs per byte of any two classes differ by at most this factor;
+/// from twice that factor on they are the ones found, and in between a mean of both. Most devices
+/// are within a factor of 3 for most mixtures, where other costs than bytes move shares away from
+/// equal parts without a gain for either tenant.
+const NEAR: u64 = 3 * ONE;
 /// 2^64 divided by the golden ratio: the bits of its multiples are a trial for each class.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -86,7 +79,7 @@ impl<P: Platform> Prices<P> {
         for (kind, word) in self.kinds.iter().enumerate() {
             let (base, price) = (parts[kind], parts[KINDS + kind / 2]);
             // In one word, so that no request is charged a base and a price of different windows.
-            word.store(price << 32 | base & LOW, Ordering::Relaxed);
+            word.store(price << u32::BITS | base & LOW, Ordering::Relaxed);
         }
     }
 
@@ -100,7 +93,7 @@ impl<P: Platform> Prices<P> {
         let word = self.of_kind(kind);
         let alone = (word & LOW) + of_bytes(word, length);
         let is_more = self.trial.load(Ordering::Relaxed) >> class & 1;
-        alone + (alone >> STEP) * is_more
+        alone + alone / STEP * is_more
     }
 
     /// The cost of a request as a part of another one.
@@ -112,7 +105,7 @@ impl<P: Platform> Prices<P> {
 /// The cost of this number of bytes, by a word of [`Prices`].
 #[inline]
 fn of_bytes(word: u64, length: u32) -> u64 {
-    (u64::from(length) * (word >> 32)) >> 16
+    u64::from(length) * (word >> u32::BITS) / ONE
 }
 
 /// Finds the costs of requests.
@@ -121,7 +114,7 @@ pub(crate) struct Finder {
     /// The costs that are charged, and those found.
     now: Parts,
     found: Parts,
-    /// The count of each class, in 256ths, which fades.
+    /// The count of each class, in parts of a request, which fades.
     counts: Sum,
     /// A bit for each class that has been present in the season.
     mix: u64,
@@ -144,7 +137,7 @@ pub(crate) struct Finder {
 /// The cost of a request of a class.
 fn cost(parts: &Parts, class: usize) -> u64 {
     let (kind, length) = of_class(class);
-    (parts[kind] + ((parts[KINDS + kind / 2] * length) >> 16)).max(512)
+    (parts[kind] + parts[KINDS + kind / 2] * length / ONE).max(BLOCK)
 }
 
 impl Finder {
@@ -159,7 +152,11 @@ impl Finder {
     /// The costs of requests, without trials.
     pub(crate) fn stats(&self) -> CostStats {
         let [bases @ .., read, write] = self.now;
-        CostStats { bases, per_kib: [read >> 6, write >> 6], windows: self.count }
+        CostStats {
+            bases,
+            per_kib: [read, write].map(|price| price * 2 * BLOCK / ONE),
+            windows: self.count,
+        }
     }
 
     /// Reads the ports' counts, which `add` sums, if it is time; `stats` are those of the policy.
@@ -174,7 +171,7 @@ impl Finder {
         if self.next_ns > now_ns {
             return None;
         }
-        let mut sum = [0; 64];
+        let mut sum = [0; WORDS];
         add(&mut sum);
         self.look(now_ns, &sum, &stats(), prices)
     }
@@ -187,7 +184,7 @@ impl Finder {
         stats: &Stats,
         prices: &Prices<P>,
     ) -> Option<bool> {
-        self.next_ns = now_ns.saturating_add(LOOK_NS);
+        self.next_ns = now_ns.saturating_add(TICK_NS);
         // A port that completes a request dispatches the next one, unless it has none, or has to
         // stop because the device is busy with as many as it may have.
         let seen = (stats.blocks + stats.throttles, sum.iter().take(CLASSES).sum());
@@ -198,10 +195,10 @@ impl Finder {
             return None;
         }
         let window: Sum = array::from_fn(|word| sum[word].wrapping_sub(self.start[word]));
-        let mut units = [0, 0, 0, 0, window[CLASSES] >> 9, window[CLASSES + 1] >> 9];
+        let mut units = [0, 0, 0, 0, window[CLASSES] / BLOCK, window[CLASSES + 1] / BLOCK];
         (0..CLASSES).for_each(|class| units[of_class(class).0] += window[class]);
         let time_ns = now_ns - self.start_ns;
-        let enough = ENOUGH.max(2 * stats.slots.unwrap_or(0));
+        let enough = SOME.max(2 * stats.slots.unwrap_or(0));
         let count = units.iter().take(KINDS).sum::<u64>();
         let is_moving = self.now != self.found;
         self.step();
@@ -214,16 +211,16 @@ impl Finder {
         let slots = core::mem::replace(&mut self.slots, stats.slots.unwrap_or(0));
         if was_trial && self.age >= SETTLES && slots == self.slots {
             self.windows[self.count as usize % WINDOWS] =
-                units.map(|units| (units << 24) / (time_ns / 1000));
+                units.map(|units| per_second(units * STEP, time_ns));
             self.count = self.count.wrapping_add(1);
             let windows = &self.windows[..WINDOWS.min(self.count as usize)];
             if let Some(found) = fit::fit(windows, &self.now) {
                 // Costs that differ little for each byte are those of bytes.
-                let each = |class| (cost(&found, class) << 16) / of_class(class).1;
+                let each = |class| cost(&found, class) * ONE / of_class(class).1;
                 let most = bits(self.mix).map(each).max().unwrap_or(1);
-                let apart = (most << 8) / bits(self.mix).map(each).min().unwrap_or(1).max(1);
-                let weight = apart.saturating_sub(NEAR).min(NEAR) / 3;
-                let mean = |part| (found[part] * weight + FIRST[part] * (256 - weight)) >> 8;
+                let apart = most * ONE / bits(self.mix).map(each).min().unwrap_or(1).max(1);
+                let weight = apart.saturating_sub(NEAR).min(NEAR);
+                let mean = |part| (found[part] * weight + FIRST[part] * (NEAR - weight)) / NEAR;
                 self.found = array::from_fn(|part: usize| self.now[part].midpoint(mean(part)));
             }
         }
@@ -245,10 +242,10 @@ impl Finder {
     /// Counts the classes of a window; the classes that are present.
     fn mix(&mut self, window: &Sum) -> u64 {
         for (sum, count) in self.counts.iter_mut().zip(window).take(CLASSES) {
-            *sum = (*sum - *sum / FADES + (count << 8)).min(1 << 32);
+            *sum = (*sum - *sum / STEP).saturating_add(count.saturating_mul(STEP * STEP));
         }
-        let charge = |class: usize| (self.counts[class] >> 4) * cost(&self.now, class);
-        let least = (0..CLASSES).map(charge).sum::<u64>() / SOME;
+        let charge = |class: usize| self.counts[class].saturating_mul(cost(&self.now, class));
+        let least = (0..CLASSES).map(charge).fold(0, u64::saturating_add) / SOME;
         let present = (0..CLASSES).filter(|class| charge(*class) > least);
         present.fold(0, |mix, class| mix | 1 << class)
     }
@@ -258,11 +255,11 @@ impl Finder {
         let mut part = ONE;
         for class in (0..CLASSES).filter(|class| self.counts[*class] > 0) {
             let (old, new) = (cost(&self.now, class), cost(&self.found, class));
-            part = part.min((old << 16 >> STEP) / old.abs_diff(new).max(1));
+            part = part.min(old * ONE / STEP / old.abs_diff(new).max(1));
         }
         for (now, found) in self.now.iter_mut().zip(self.found) {
             let moved = (found as i64 - *now as i64) * part as i64;
-            *now = now.saturating_add_signed(moved >> 16);
+            *now = now.saturating_add_signed(moved / ONE as i64);
         }
     }
 }
@@ -293,7 +290,7 @@ mod tests {
             sum[CLASSES] =
                 done.into_iter().zip(lengths).map(|(n, l)| n as u64 * u64::from(l)).sum();
             stats.blocks += 1;
-            finder.look(look * LOOK_NS, &sum, &stats, &prices);
+            finder.look(look * TICK_NS, &sum, &stats, &prices);
             for ((before, now), length) in before.into_iter().zip(charges()).zip(lengths) {
                 // And by the rounding of a price, which is in 65536ths.
                 let most = before / 16 + u64::from(length >> 16) + 1;

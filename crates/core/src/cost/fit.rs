@@ -24,35 +24,37 @@
 
 use core::array;
 
-use super::tally::KINDS;
+use super::REQUEST_BYTES;
+use super::tally::{BLOCK, KINDS, SOME};
 
 /// Bases and prices of bytes.
 pub(super) const PARTS: usize = KINDS + 2;
-/// Windows that are remembered: 0.8 seconds, in which a device hardly changes.
+/// Windows that are remembered: 0.8 seconds, in which a device hardly changes; 8 to 32.
 pub(super) const WINDOWS: usize = 16;
 /// Times that each pair of parts is visited: the shares are then exact to a thousandth.
 const SWEEPS: usize = 24;
 /// The largest base, in bytes (4 MiB), and the highest price of a byte, in 65536ths of one (64).
 const MOST: u64 = 1 << 22;
-/// The least `ridge`, in 2^24ths (a deviation of 0.3 %): windows that differ by some thousandths
-/// carry no information.
+/// The least `ridge`, as a square of [`FINE`]: a deviation of 0.3 %. Windows that differ by some
+/// thousandths carry no information.
 const LEAST_RIDGE: i64 = 160;
 /// Otherwise `ridge` is the difference of windows by chance, divided by this: some 40 of them
 /// count, and shares are some three tenths off the present ones (40 times 0.3 squared).
 const DOUBT: i64 = 4;
 /// Other costs have to explain windows better than the present ones by this, in multiples of the
-/// mean effect of chance (an F-test).
+/// mean effect of chance (an F-test); 4 to 16.
 const CLEARLY: i64 = 8;
 /// A kind with one part in this of the requests, or less, is not seen: random requests that are
 /// near each other by chance count as sequential.
 const FEW: u64 = 1024;
-/// One in the scale of `c`.
+/// One in the scale of `c`, and of the prices of bytes.
 pub(super) const ONE: u64 = 1 << 16;
-/// Bytes of a block.
-const BLOCK: u64 = 512;
+/// One in the scale of `d`: sums of 16 squares fit into a word.
+const FINE: u64 = 1 << 12;
 
 /// One value for each part. Costs: bases in bytes, then prices of a byte read and one written, in
-/// 65536ths. Rates: 2^24 times the requests, and blocks of 512 bytes, in a microsecond.
+/// 65536ths. Rates: requests, and blocks of 512 bytes, in
+/// some seconds.
 pub(super) type Parts = [u64; PARTS];
 type Matrix = [[i64; PARTS]; PARTS];
 
@@ -65,14 +67,12 @@ pub(super) fn fit(windows: &[Parts], now: &Parts) -> Option<Parts> {
     let sums: Parts = array::from_fn(|part| windows.iter().map(|rates| rates[part]).sum());
     let few = sums.iter().take(KINDS).sum::<u64>() / FEW;
     let mean = array::from_fn(|part| if sums[part] > few { sums[part] / count } else { 0 });
-    let spent: Parts = array::from_fn(|part| {
-        let unit = if part < KINDS { now[part] << 7 } else { now[part] };
-        (mean[part] * unit) >> 10
-    });
-    let total = spent.iter().sum::<u64>().max(1);
-    let before = spent.map(|spent| ((spent << 16) / total) as i64);
+    let spent: Parts = array::from_fn(|part| mean[part].saturating_mul(now[part] * scale(part)));
+    let total = spent.iter().fold(1u64, |sum, &spent| sum.saturating_add(spent));
+    let before = spent.map(|spent| part_of(spent, ONE, total) as i64);
     let apart = |rates: &Parts, part: usize| {
-        (rates[part] << 12).checked_div(mean[part]).map_or(0, |rate| rate as i64 - (1 << 12))
+        let rate = rates[part].saturating_mul(FINE).checked_div(mean[part]);
+        rate.map_or(0, |rate| rate as i64 - FINE as i64)
     };
     let cell = |i, j| windows.iter().map(|rates| apart(rates, i) * apart(rates, j)).sum::<i64>();
     let scatter = array::from_fn(|i| array::from_fn(|j| cell(i, j) / count as i64));
@@ -84,14 +84,26 @@ pub(super) fn fit(windows: &[Parts], now: &Parts) -> Option<Parts> {
     (better > CLEARLY * left.max(LEAST_RIDGE)).then(|| costs(&shares, &mean, now))
 }
 
-/// `c S c`, in 2^24ths.
-fn left(shares: &[i64; PARTS], scatter: &Matrix) -> i64 {
-    scatter.iter().zip(shares).map(|(row, share)| (dot(row, shares) * share) >> 16).sum()
+/// The cost of a unit of this part is a multiple of its number by this: a price is for a byte, in
+/// parts of [`ONE`].
+fn scale(part: usize) -> u64 {
+    if part < KINDS { ONE / BLOCK } else { 1 }
 }
 
-/// The product of a row of `S` and the shares, in 2^24ths.
+/// `value * by / of`.
+fn part_of(value: u64, by: u64, of: u64) -> u64 {
+    let part = u128::from(value) * u128::from(by) / u128::from(of.max(1));
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// `c S c`, in squares of [`FINE`].
+fn left(shares: &[i64; PARTS], scatter: &Matrix) -> i64 {
+    scatter.iter().zip(shares).map(|(row, share)| dot(row, shares) * share / ONE as i64).sum()
+}
+
+/// The product of a row of `S` and the shares, in squares of [`FINE`].
 fn dot(row: &[i64; PARTS], shares: &[i64; PARTS]) -> i64 {
-    row.iter().zip(shares).map(|(cell, share)| cell * share).sum::<i64>() >> 16
+    row.iter().zip(shares).map(|(cell, share)| cell * share).sum::<i64>() / ONE as i64
 }
 
 /// The shares of the device's time that fit best, from the present ones.
@@ -102,7 +114,7 @@ fn descend(before: &[i64; PARTS], mean: &Parts, scatter: &Matrix, ridge: i64) ->
     for (i, j) in (0..SWEEPS).flat_map(|_| pairs.clone()) {
         // The slope and the curvature for time that moves from j to i.
         let slope = |part: usize| {
-            dot(&scatter[part], &shares) + (((shares[part] - before[part]) * ridge) >> 16)
+            dot(&scatter[part], &shares) + (shares[part] - before[part]) * ridge / ONE as i64
         };
         let curve = scatter[i][i] + scatter[j][j] - 2 * scatter[i][j] + 2 * ridge;
         let moved = (slope(j) - slope(i)) * ONE as i64 / curve.max(1);
@@ -113,19 +125,22 @@ fn descend(before: &[i64; PARTS], mean: &Parts, scatter: &Matrix, ridge: i64) ->
     shares
 }
 
-/// Costs with which parts take these shares. 4 KiB of the first kind that takes a 64th of the time
-/// cost 4,096: of random reads, if there are some. A part that was not seen keeps its cost.
+/// Costs with which parts take these shares. 4 KiB of the first kind that takes a [`SOME`]th of the
+/// time cost 4,096: of random reads, if there are some. A part that was not seen keeps its cost.
 fn costs(shares: &[i64; PARTS], mean: &Parts, now: &Parts) -> Parts {
-    // The time of one unit of each part, in some unit of time.
-    let each: Parts = array::from_fn(|part| {
-        ((shares[part] as u64) << 36).checked_div(mean[part]).unwrap_or(0).min(1 << 44)
+    // The time of one unit of each part, in some unit of time: 48 bits.
+    let each: Parts = array::from_fn(|part| match mean[part] {
+        0 => 0,
+        mean => part_of(shares[part] as u64, ONE * ONE, mean),
     });
-    let takes = |kind: usize| each[kind] + 4096 / BLOCK * each[KINDS + kind / 2];
-    let share = |kind: usize| shares[kind] + shares[KINDS + kind / 2];
-    let first = (0..KINDS).find(|&kind| mean[kind] > 0 && share(kind) >= ONE as i64 / 64);
-    let unit = first.map_or(1, takes).max(1);
+    let takes = |kind: usize| {
+        each[kind].saturating_add((REQUEST_BYTES / BLOCK).saturating_mul(each[KINDS + kind / 2]))
+    };
+    let share = |kind: usize| (shares[kind] + shares[KINDS + kind / 2]) as u64;
+    let first = (0..KINDS).find(|&kind| mean[kind] > 0 && share(kind) >= ONE / SOME);
+    let unit = first.map_or(1, takes);
     array::from_fn(|part| {
-        let cost = (each[part] << if part < KINDS { 12 } else { 19 }) / unit;
+        let cost = part_of(each[part], REQUEST_BYTES * (ONE / BLOCK) / scale(part), unit);
         if mean[part] > 0 { cost.min(MOST) } else { now[part] }
     })
 }
@@ -138,7 +153,7 @@ mod tests {
 
     /// A part of a load: the kind and length of its requests, and the device's time that one takes,
     /// in nanoseconds.
-    type Some = (usize, u64, u64);
+    type Each = (usize, u64, u64);
 
     fn random(state: &mut u64) -> u64 {
         *state ^= *state << 13;
@@ -150,7 +165,7 @@ mod tests {
     /// Windows of a device on which the parts of the load take equal times on average, give or take
     /// `apart` hundredths, and which is a little faster or slower (`noise`, in hundredths) from
     /// window to window.
-    fn windows(load: &[Some], apart: u64, noise: u64) -> Vec<Parts> {
+    fn windows(load: &[Each], apart: u64, noise: u64) -> Vec<Parts> {
         let mut state = 88_172_645_463_325_252u64;
         let mut chance = |most: u64| random(&mut state) % (2 * most + 1);
         let window = |_| {
@@ -160,7 +175,7 @@ mod tests {
             for ((kind, length, takes_ns), part) in load.iter().zip(&parts) {
                 let time_ns = 1_000_000_000 * speed * part / parts.iter().sum::<u64>();
                 // Requests in 100 seconds.
-                let rate = ((time_ns / takes_ns) << 24) / 100_000;
+                let rate = time_ns / takes_ns;
                 rates[*kind] += rate;
                 rates[KINDS + kind / 2] += rate * (length / BLOCK);
             }
@@ -170,7 +185,7 @@ mod tests {
     }
 
     /// The costs found after some rounds, each of which begins with the costs of the last.
-    fn found(load: &[Some], apart: u64, noise: u64) -> Parts {
+    fn found(load: &[Each], apart: u64, noise: u64) -> Parts {
         let windows = windows(load, apart, noise);
         (0..12).fold(FIRST, |now, _| fit(&windows, &now).unwrap_or(now))
     }
@@ -180,9 +195,9 @@ mod tests {
     }
 
     /// Checks that costs are in proportion to the times that requests take, up to a part of them.
-    fn check(load: &[Some], apart: u64, noise: u64, within: f64) {
+    fn check(load: &[Each], apart: u64, noise: u64, within: f64) {
         let parts = found(load, apart, noise);
-        let price = |&(kind, length, takes): &Some| cost(&parts, kind, length) / takes as f64;
+        let price = |&(kind, length, takes): &Each| cost(&parts, kind, length) / takes as f64;
         let prices: Vec<f64> = load.iter().map(price).collect();
         for price in &prices {
             let ratio = price / prices[0];
@@ -194,7 +209,7 @@ mod tests {
     const US: u64 = 1000;
     /// A number of requests, whatever their length; both requests and bytes; writes that take five
     /// times what reads do, also longer ones; random reads that take longer than sequential ones.
-    const LOADS: [&[Some]; 5] = [
+    const LOADS: [&[Each]; 5] = [
         &[(0, 512, 20 * US), (0, 1 << 20, 20 * US)],
         &[(0, 4096, 10 * US), (0, 65_536, 25 * US)],
         &[(0, 4096, 2 * US), (2, 4096, 10 * US)],

@@ -9,6 +9,7 @@
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::Op;
+use crate::policy::depth::meter::add;
 
 /// The largest distance of a sequential request from the last end, in bytes: the readahead of an
 /// operating system skips less.
@@ -21,28 +22,38 @@ pub(super) const CURSORS: usize = 1024;
 /// its direction.
 pub(super) const KINDS: usize = 4;
 /// Sizes: powers of 2 from 512 bytes to 8 MiB; and classes, of one kind and size each.
-const POWERS: usize = 15;
+const POWERS: usize = (WORDS - 2) / KINDS;
 pub(super) const CLASSES: usize = KINDS * POWERS;
+/// Bytes of a block: the least length.
+pub(super) const BLOCK: u64 = 512;
+/// Words of a port: one for each class, and those of the bytes read and written.
+pub(super) const WORDS: usize = u64::BITS as usize;
 
 /// The counts of a port, or of all ports, since the start, wrapping: the requests completed of each
 /// class, and then the bytes read and written. A bit of a word stands for each.
-pub(crate) type Sum = [u64; 64];
+pub(crate) type Sum = [u64; WORDS];
+
+/// The fewest requests of a window: a difference of a sixteenth is then several requests; twice D
+/// if that is more, because the requests that a window finds and leaves on the device are not its
+/// own. A class is present if its requests are charged one part in this of all charges, and a kind
+/// takes time if it takes one part in this: less has no effect on the shares of others. 32 to 128.
+pub(super) const SOME: u64 = 64;
 
 /// The class of a request.
 #[inline]
 pub(super) fn class(kind: usize, length: u32) -> usize {
-    let power = (length >> 9 | 1).ilog2() as usize;
+    let power = (u64::from(length) / BLOCK | 1).ilog2() as usize;
     (kind * POWERS + power.min(POWERS - 1)).min(CLASSES - 1)
 }
 
 /// The kind of a class, and the length of its requests, in bytes.
 pub(super) const fn of_class(class: usize) -> (usize, u64) {
-    (class / POWERS, 512 << (class % POWERS))
+    (class / POWERS, BLOCK << (class % POWERS))
 }
 
 /// The bits of a word that are 1.
 pub(super) fn bits(word: u64) -> impl Iterator<Item = usize> {
-    (0..64).filter(move |bit| word >> bit & 1 == 1)
+    (0..WORDS).filter(move |bit| word >> bit & 1 == 1)
 }
 
 /// The kind of an operation's random requests; [`KINDS`] for one that is neither read nor write.
@@ -64,15 +75,9 @@ pub(crate) fn grown(before: u8, length: u32) -> u8 {
 
 /// A port's words.
 pub(crate) struct Classes<P: Platform> {
-    counts: [P::U64; 64],
+    counts: [P::U64; WORDS],
     /// A bit for each word that has a count.
     seen: P::U64,
-}
-
-/// Adds to a word that the port alone writes.
-#[inline]
-fn add(word: &impl AtomicWord, more: u64) {
-    word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 impl<P: Platform> Classes<P> {
@@ -98,7 +103,7 @@ impl<P: Platform> Classes<P> {
             return;
         }
         let bytes = if class < CLASSES / 2 { CLASSES } else { CLASSES + 1 };
-        // Both are below 64; the compiler does not see it.
+        // Both are below the number of words; the compiler does not see it.
         for (word, more) in [(class, 1), (bytes, length)] {
             self.counts.get(word).into_iter().for_each(|count| add(count, more));
         }

@@ -20,7 +20,7 @@ use fairq_sim::subject::{Built, Promise, Subject};
 use fairq_sim::{Run, run};
 
 /// MQFQ with a search for D.
-struct Auto;
+pub(super) struct Auto;
 
 impl<P: Platform> Subject<P> for Auto {
     type Policy = Managed<Mqfq<P>, P>;
@@ -60,7 +60,7 @@ impl<P: Platform> Subject<P> for Tokens {
 
 /// The load: bytes of a request, percentage of reads, and depth of each tenant.
 #[derive(Clone, Copy, Debug)]
-struct Load(u32, u32, u32);
+pub(super) struct Load(pub(super) u32, pub(super) u32, pub(super) u32);
 
 /// Jain's index of the service, for equal weights.
 fn jain(got: &[f64]) -> f64 {
@@ -68,7 +68,7 @@ fn jain(got: &[f64]) -> f64 {
     sum * sum / (squares * got.len() as f64)
 }
 
-fn tenants(Load(bytes, read_percent, depth): Load, life: (u64, u64)) -> [Tenant; 2] {
+pub(super) fn tenants(Load(bytes, read_percent, depth): Load, life: (u64, u64)) -> [Tenant; 2] {
     [("gold", 300, 0), ("silver", 100, 1)].map(|(name, weight, core)| Tenant {
         lives: vec![life],
         ..Tenant::new(
@@ -81,7 +81,7 @@ fn tenants(Load(bytes, read_percent, depth): Load, life: (u64, u64)) -> [Tenant;
 }
 
 /// The ratio of the last two tenants' bytes, and the sum.
-fn got(run: &Run) -> (f64, u64) {
+pub(super) fn got(run: &Run) -> (f64, u64) {
     let [.., gold, silver] = &run.tenants[..] else { panic!("two tenants") };
     (gold.bytes as f64 / silver.bytes as f64, gold.bytes + silver.bytes)
 }
@@ -160,7 +160,10 @@ fn five_hundred(inside: u32) -> Profile {
 
 /// The requests of each tenant with a search for D, and with a fixed D.
 fn beside(scenario: &Scenario, slots: u32) -> [Vec<u64>; 2] {
-    let requests = |run: Run| run.tenants.iter().map(|got| got.requests).collect();
+    let requests = |run: Run| {
+        println!("D={:?}", run.stats.slots);
+        run.tenants.iter().map(|got| got.requests).collect()
+    };
     let fixed = AnySubject::Mqfq(MqfqSubject { slots, threshold: 45 << 10 });
     [run(scenario, &Auto, vec![]).unwrap(), fixed.measure(scenario).unwrap()].map(requests)
 }
@@ -185,13 +188,14 @@ fn large_requests_leave_short_queues_their_part() {
 }
 
 /// Checks that the device reaches nearly its rate with the usual D of 64, and that a short queue
-/// gets nearly the same service as with that D; on a disk it has some 300 requests in the time,
-/// with random deviations.
+/// gets nearly the same service as with that D; on a disk it has some 1,900 requests in the time,
+/// with random deviations of 2 %.
 fn is_no_worse_than_usual(name: &str, scenario: &Scenario) {
     let [auto, fixed] = beside(scenario, 64);
     let kept = auto.iter().sum::<u64>() as f64 / fixed.iter().sum::<u64>() as f64;
     assert!(kept >= 0.95, "{name}: {kept:.3} of the rate with D=64: {auto:?}, {fixed:?}");
     let (short, usual) = (auto[0] as f64, fixed[0] as f64);
+    println!("{name}: {short} of {usual}, at {kept:.3}");
     assert!(short >= 0.9 * usual, "{name}: the short queue has {short}, with D=64 {usual}");
 }
 
@@ -217,7 +221,7 @@ fn a_disk_is_no_worse_than_with_a_fixed_d() {
             Tenant::new("short", 100, vec![0], Job::random_read(4096, short)),
             Tenant::new("deep", 100, vec![1], Job::random_read(4096, 128)),
         ];
-        let mut scenario = Scenario::new(link(), 2, tenants, 80 * SECOND);
+        let mut scenario = Scenario::new(link(), 2, tenants, 400 * SECOND);
         scenario.disk = Some(DiskProfile::deskstar());
         scenario.warmup_ns = 20 * SECOND;
         is_no_worse_than_usual(&format!("depth {short}"), &scenario);

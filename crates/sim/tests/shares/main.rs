@@ -5,6 +5,7 @@ mod cost;
 mod depth;
 mod groups;
 mod latency;
+mod unseen;
 
 use fairq_device::profile::Profile;
 

@@ -6,11 +6,11 @@
 //! laboratory, and for one device from 2 to 16 or from 8 to 96, depending on the load. MQFQ leaves
 //! the choice to the operator (Section 3.4 and its outlook). **Model.** `Depth` controls a policy
 //! that takes [`Tuning::Slots`]. Ports count completions (`meter`); a tick tries values of D in
-//! turn and keeps the least that costs at most 1.5 % of the service (`search`). It uses nothing but
+//! turn and keeps the least that costs at most 1.6 % of the service (`search`). It uses nothing but
 //! submissions and completions.
 //!
 //! **The resulting D.**
-//! - The demand is more than the device needs: the least D that keeps the device at 98.5 %.
+//! - The demand is more than the device needs: the least D that keeps the device at 98.4 %.
 //!   Weights hold if each flow has at least its share of that D outstanding.
 //! - The demand is less than the device needs: nothing is held back, for throughput comes before
 //!   weights.
@@ -45,6 +45,7 @@ use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::port::{DepthStats, TuneError, Tuning};
 use crate::contract::share::{Target, TargetStats};
 use crate::policy::managed::Shared;
+use meter::LONG_NS;
 use search::Search;
 use target::Targets;
 
@@ -158,8 +159,8 @@ impl Depth {
 
     /// The costs of requests vary, so the search waits; with `is_much` it begins again, at its
     /// present D.
-    pub(crate) fn wait(&mut self, is_much: bool) {
-        self.search.iter_mut().for_each(|search| search.wait(is_much));
+    pub(crate) fn wait(&mut self, now_ns: u64, is_much: bool) {
+        self.search.iter_mut().for_each(|search| search.wait(now_ns, is_much));
     }
 
     /// Adjusts D, which `set` gives to the policy; returns the time of the next tick.
@@ -170,7 +171,7 @@ impl Depth {
         set: impl FnOnce(u32) -> bool,
     ) -> u64 {
         // A search may begin at any time, and so may a target.
-        let mut next_ns = now_ns.saturating_add(IDLE_NS);
+        let mut next_ns = now_ns.saturating_add(LONG_NS);
         if self.targets.is_any() {
             self.look_at_targets(now_ns, shared);
             next_ns = next_ns.min(self.targets.deadline_ns());
@@ -212,6 +213,3 @@ impl Depth {
         self.search.as_ref().map(Search::stats)
     }
 }
-
-/// Time between two checks whether a search or a target has begun, in nanoseconds.
-const IDLE_NS: u64 = 100_000_000;

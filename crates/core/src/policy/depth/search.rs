@@ -1,7 +1,7 @@
 //! The search for D: the least that keeps a device at [`KEPT`] of its full rate with this load.
 //!
 //! **Model.** The search only knows the completions while D had one value or another. In *windows*
-//! of at least [`WINDOW_NS`] it counts X(D), the service charged a second, with [`REQUEST`] more
+//! of at least [`TICK_NS`] it counts X(D), the service charged a second, with [`REQUEST`] more
 //! for each request. *Base* windows are counted at D, *probes* at another value; the ratio of a
 //! probe to the base windows before it shows whether D is to move. D is *enough* if X(D) is at
 //! least [`KEPT`] of X(2 D).
@@ -14,7 +14,7 @@
 //!
 //! **Doubt.** Base windows differ from one another, by chance or because the host's CPUs have other
 //! work. A difference of less than this spread (`doubt`) moves nothing: base and probe are counted
-//! again, in turn, until the difference is clear or probes took [`PROBES_US`]. If it is not clear
+//! again, in turn, until the difference is clear or probes took [`PROBES_NS`]. If it is not clear
 //! then, a larger D is refused, and the mean decides about a smaller one; before a slow device the
 //! smaller one is accepted, and D is found to a factor of two.
 //!
@@ -25,7 +25,7 @@
 //! **A light load** (fewer requests than D, or than three quarters of the demand, are waiting or on
 //! the device on average) has the same rate at any D. Its windows change nothing. As long as no
 //! load has shown the device's need, D is at least the number of requests that the device does one
-//! after the other within [`LIGHT_NS`], so that a flood that comes next is not held back.
+//! after the other within [`TICK_NS`], so that a flood that comes next is not held back.
 //!
 //! **Another load.** Two base windows in a row whose rate or latency differ clearly from the
 //! earlier ones begin the search again, from the present D. A window with a pause in it is dropped.
@@ -34,65 +34,68 @@
 //! below it. A D that was found without a bound comes back when the bound is removed.
 //!
 //! **Example.** A device takes 10 us a request and serves 16 at a time; two tenants have 64
-//! requests each. D is 16: X(32) is no more than X(16), so Rise ends. X(8), X(11) and X(13) are not
+//! requests each. D is 16: X(32) is no more than X(16), so Rise ends. X(8), X(12) and X(14) are not
 //! enough: D is 16.
 
-use super::meter::Sum;
+use super::meter::{LONG_NS, SECOND_NS, Sum, TICK_NS, per_second};
 use crate::contract::port::{DepthState, DepthStats};
 
 // **Twice D.** For a device that does X = min(D / R, Xmax) the least D that is enough is the knee;
-// for one whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.5 % of Xmax; for the slowest
+// for one whose rate approaches Xmax as 1 - exp(-D / k) it gives 98.4 % of Xmax; for the slowest
 // approach, D / (D + k), 97 %. A fixed gain over rate times latency misses all three by up to a
 // factor of two.
 
 /// Bytes that a request counts besides its own: a sixteenth of a small one. A larger D may serve a
 /// few large requests in the place of many small ones, which moves 6 % more bytes and is no gain.
 const REQUEST: u64 = 256;
-/// The initial D: no wider than a D that suits slow devices.
+/// The initial D: no wider than a D that suits slow devices; 8 to 32.
 pub(crate) const FIRST: u32 = 16;
-/// One, in ten thousandths.
-const WHOLE: u64 = 10_000;
-/// The part of the rate at twice D that D is to keep, in ten thousandths.
-const KEPT: u64 = 9_850;
-/// The part of the rate with all the demand that less than it is to keep, in ten thousandths. A
-/// host that does the device's work gains by each doubling, since it wakes up less often.
-const KEPT_OF_ALL: u64 = 8_900;
-/// The part of D that a probe has in the stages of Fall, in 256ths: 1/2, 1/1.4, 1/1.2.
-const PARTS: [u64; 3] = [128, 181, 215];
+/// One, in the unit of ratios; its root is an integer.
+const WHOLE: u64 = 1 << 16;
+/// The part of the rate at twice D that D is to keep (98.4 %), so that a rate with the slowest
+/// growth (above) has 97 %; at 99 % D is up to 1.5 times the needed one.
+const KEPT: u64 = WHOLE - WHOLE / 64;
+/// One part in this is the step of D while it holds; the gain from all the demand that is no reason
+/// for it, since a host that does the device's work gains 12 % by a doubling; and the fading of the
+/// spread. Two parts are the difference between a load and its demand (with one, six requests are
+/// never enough, and an old MLC drive with 64 KiB reads has 1.18 for 2.75), and the time between
+/// reads of a window. With a step of 3/16 and a gain of 11 % the rows of decision 36 are the same.
+const EIGHTH: u64 = 8;
+/// A rate or latency is another one if it differs by more than one part in this. At 8 a load that
+/// changes every 20 ms has 0.64 of its rate, at 6 it has 0.99.
+const FAR: u64 = 6;
+/// The part of the rate with all the demand that less than it is to keep.
+const KEPT_OF_ALL: u64 = WHOLE - WHOLE / EIGHTH;
+/// The stages of Fall, and the part of D that a probe has in each: 1/2, its root and the root of
+/// that. With 1/2, 3/4 and 7/8 D is 1.11 times a sharp knee, not 1.27, but the reader of a Z-SSD
+/// that has been written over has 0.58 of its rate alone, not 0.63.
+const STEPS: usize = 3;
+const PARTS: [u64; STEPS] = [WHOLE / 2, 46_336, 55_040];
 /// The stage after these, in which D holds; stage 0 is Rise.
-const HOLD: usize = PARTS.len() + 1;
-/// The shortest time of a window, the longest one with [`SOME`] completions, and the longest one,
-/// in nanoseconds: some milliseconds in which the host's CPUs have other work do not decide, and a
-/// slow device has some hundred completions.
-const WINDOW_NS: u64 = 10_000_000;
-const LONG_NS: u64 = 250_000_000;
-const LONGEST_NS: u64 = 1_000_000_000;
-/// Completions that end a window, that end it if it is long or its result is clear, and without
-/// which it says nothing.
+const HOLD: usize = STEPS + 1;
+/// Completions that end a window: two of them differ by chance by 3 %. With 512 and with 4,096 a
+/// load that changes every 20 ms has 0.73 and 0.76 of its rate, with this 0.99.
 const ENOUGH: u64 = 1024;
+/// Completions that end a window of [`LONG_NS`]. Without this rule a device of 4,000 requests a
+/// second and fewer has windows of up to a second: a short queue beside many large requests has
+/// 0.46 of a paced device in place of half of it.
 const SOME: u64 = 256;
-const CLEAR: u64 = 64;
+/// Completions without which a window says nothing, and with which a clear result ends it: with 16
+/// chance decides, and with 64 a search costs a device of some hundred requests a second too much.
 const FEW: u64 = 32;
-/// Time in windows of one probe that ends a stage without a clear result, in microseconds.
-const PROBES_US: u64 = 80_000;
-/// Windows whose mean is compared, at most: older ones are of another time.
+/// Time in windows of one probe that ends a stage without a clear result, in nanoseconds.
+const PROBES_NS: u64 = EIGHTH * TICK_NS;
+/// The least time for the requests of another D to leave the device, in nanoseconds: some requests
+/// of a fast device. With 1.25 ms the reader beside 64 KiB writes on a P3700 has 0.24 of its rate
+/// alone, not 0.38.
+const SETTLE_NS: u64 = 200_000;
+/// Windows whose mean is compared, at most: older ones are of another time; 8 to 32.
 const MEMORY: u64 = 16;
 /// Base windows before the first probe of a load, which show its spread, and between two probes
-/// while D holds: at first, and at most.
+/// while D holds: at first, and at most. A probe in 64 windows costs less than a hundredth;
+/// with 32 a device that needs all the demand has less than 0.99 of its rate.
 const OFTEN: u32 = 2;
 const RARELY: u32 = 64;
-/// A rate or latency is another one if it differs by more than one part in this.
-const FAR: u64 = 6;
-/// A flow is alone when no other one has sent a request for this time, in nanoseconds. A scheduler
-/// that serves one flow at a time goes on to the next sooner.
-const ALONE_AFTER_NS: u64 = 400_000_000;
-/// Time between two checks whether a flow is still alone, in nanoseconds.
-const ALONE_NS: u64 = 2_000_000;
-/// Time in which the device does all requests that are not held back although D is not known to be
-/// needed, in nanoseconds: they are before the first request of the next flow.
-const LIGHT_NS: u64 = 10_000_000;
-/// The shortest and longest time for the device to adapt to another D, in nanoseconds.
-const SETTLE_NS: [u64; 2] = [200_000, 250_000_000];
 
 /// The value of D in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,7 +111,7 @@ enum Probe {
 struct Window {
     requests: u64,
     bytes: u64,
-    time_us: u64,
+    time_ns: u64,
     /// Bytes a second, with [`REQUEST`] more for each request.
     rate: u64,
     /// Mean time of a request on the device, in nanoseconds.
@@ -126,32 +129,27 @@ struct Window {
 
 impl Window {
     fn new(begun: &Sum, sum: &Sum, lasts_ns: u64, tried: u32) -> Window {
-        let since = |count: fn(&Sum) -> u64| count(sum).wrapping_sub(count(begun));
-        let (requests, bytes) = (since(|sum| sum.requests), since(|sum| sum.bytes));
-        let (spent_ns, took_ns) = (since(|sum| sum.spent_ns), since(|sum| sum.took_ns));
-        let time_us = (lasts_ns / 1000).max(1);
-        let charged = since(|sum| sum.charged);
-        let service = charged.saturating_add(requests.saturating_mul(REQUEST));
-        let flows = since(|sum| sum.flows);
+        let new = sum.since(begun);
+        let time_ns = lasts_ns.max(1);
+        let service = new.charged.saturating_add(new.requests.saturating_mul(REQUEST));
         Window {
-            requests,
-            bytes,
-            time_us,
-            rate: service.saturating_mul(1_000_000) / time_us,
-            latency_ns: spent_ns / requests.max(1),
-            live: took_ns / 1000 / time_us,
-            outstanding: spent_ns / 1000 / time_us,
+            requests: new.requests,
+            bytes: new.bytes,
+            time_ns,
+            rate: per_second(service, time_ns),
+            latency_ns: new.spent_ns / new.requests.max(1),
+            live: new.took_ns / time_ns,
+            outstanding: new.spent_ns / time_ns,
             demand: sum.most,
             is_short: sum.most <= tried.into(),
             // The variance of their flows' numbers is 0.
-            is_one: flows.wrapping_mul(flows)
-                == since(|sum| sum.sent).wrapping_mul(since(|sum| sum.squares)),
+            is_one: new.flows.wrapping_mul(new.flows) == new.sent.wrapping_mul(new.squares),
         }
     }
 }
 
 /// A mean of windows, of which the last [`MEMORY`] count: a rate in bytes a second, or a ratio of
-/// rates in ten thousandths.
+/// rates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     value: u64,
@@ -170,14 +168,15 @@ impl Mean {
 
     /// The possible deviation of the mean, if single windows differ by `jitter`.
     fn doubt(&self, jitter: u64) -> u64 {
-        // A mean of n differs by the square root of n less; the root is taken in hundredths.
-        jitter * 100 / (self.windows * WHOLE).isqrt().max(100)
+        // A mean of n differs by the square root of n less.
+        let one = WHOLE.isqrt();
+        jitter * one / (self.windows * WHOLE).isqrt().max(one)
     }
 }
 
-/// A part of a rate, in ten thousandths, at most ten times as much.
+/// A part of a rate, at most eight times as much.
 fn ratio(part: u64, of: u64) -> u64 {
-    (part.saturating_mul(WHOLE) / of.max(1)).min(10 * WHOLE)
+    (part.saturating_mul(WHOLE) / of.max(1)).min(EIGHTH * WHOLE)
 }
 
 /// The search.
@@ -199,8 +198,8 @@ pub(super) struct Search {
     base: Mean,
     less: Mean,
     more: Mean,
-    /// The largest difference of a base window from the mean of those before it, in ten
-    /// thousandths. It fades by an eighth with each window.
+    /// The largest difference of a base window from the mean of those before it. It
+    /// fades by an eighth with each window.
     jitter: u64,
     /// Base windows before the next probe, and their number before the last one.
     left: u32,
@@ -254,7 +253,7 @@ impl Search {
             () if self.base.is_short => DepthState::AllDemand,
             () => DepthState::Found,
         };
-        let per_second = |count: u64| count.saturating_mul(1_000_000) / self.last.time_us.max(1);
+        let per_second = |count: u64| per_second(count, self.last.time_ns);
         DepthStats {
             slots: if self.is_alone { self.tried } else { self.slots() },
             state,
@@ -293,11 +292,13 @@ impl Search {
         }
     }
 
-    /// Drops the present counts, which say nothing about D; with `is_much` also the earlier ones.
-    pub(super) fn wait(&mut self, is_much: bool) {
+    /// Drops the present counts, which say nothing about D, and those of some time; with `is_much`
+    /// also the earlier ones. Costs vary for windows of a twentieth of a second and more.
+    pub(super) fn wait(&mut self, now_ns: u64, is_much: bool) {
         if self.is_alone {
             return;
         }
+        self.deadline_ns = now_ns.saturating_add(LONG_NS);
         self.rest();
         if is_much {
             self.jitter = 0;
@@ -323,7 +324,7 @@ impl Search {
         let own_ns = lasts_ns.checked_div(window.requests).unwrap_or(0);
         if sum.requests != looked {
             self.looked = (now_ns, sum.requests);
-        } else if now_ns.saturating_sub(looked_ns) >= WINDOW_NS.max(own_ns.saturating_mul(4)) {
+        } else if now_ns.saturating_sub(looked_ns) >= TICK_NS.max(own_ns.saturating_mul(EIGHTH)) {
             // A pause says nothing about the device.
             self.rest();
             return self.begin(now_ns, sum);
@@ -332,22 +333,22 @@ impl Search {
         // have had some completions.
         let expected = self.expected(&window);
         let is_clear = self.probe != Probe::Base
-            && expected >= CLEAR
+            && expected >= FEW
             && (self.is_far(window.rate, self.base.value)
                 || self.is_far(window.requests, expected));
         let is_long = lasts_ns >= LONG_NS && window.requests >= SOME;
-        let is_over = window.requests >= ENOUGH || is_long || lasts_ns >= LONGEST_NS || is_clear;
-        if lasts_ns < WINDOW_NS || !is_over {
-            let mut after_ns = (lasts_ns / 4).max(WINDOW_NS / 8);
+        let is_over = window.requests >= ENOUGH || is_long || lasts_ns >= SECOND_NS || is_clear;
+        if lasts_ns < TICK_NS || !is_over {
+            let mut after_ns = (lasts_ns / EIGHTH * 2).max(TICK_NS / EIGHTH);
             if self.is_alone {
                 self.make_room(sum.most);
-                after_ns = ALONE_NS;
+                after_ns = TICK_NS / EIGHTH;
             }
             self.deadline_ns = now_ns.saturating_add(after_ns);
             return;
         }
         let before = self.tried;
-        let allowed = u64::from(before).saturating_mul(3) / 2 + 1;
+        let allowed = u64::from(before) + u64::from(before) / 2 + 1;
         if self.is_bound && !self.is_alone && window.outstanding > allowed {
             // Requests that a larger D let onto the device are still there.
             return self.settle(now_ns);
@@ -355,8 +356,8 @@ impl Search {
         if !window.is_one {
             self.several_ns = now_ns;
         }
-        self.is_alone = now_ns.saturating_sub(self.several_ns) >= ALONE_AFTER_NS
-            && window.demand.saturating_mul(own_ns) <= LIGHT_NS;
+        self.is_alone = now_ns.saturating_sub(self.several_ns) >= LONG_NS
+            && window.demand.saturating_mul(own_ns) <= TICK_NS;
         self.judge(&window);
         if self.tried == before { self.begin(now_ns, sum) } else { self.settle(now_ns) }
     }
@@ -364,15 +365,15 @@ impl Search {
     /// Begins to count.
     fn begin(&mut self, now_ns: u64, sum: &Sum) {
         (self.begun, self.looked) = (Some((now_ns, *sum)), (now_ns, sum.requests));
-        let first_ns = if self.is_alone { ALONE_NS } else { WINDOW_NS };
+        let first_ns = if self.is_alone { TICK_NS / EIGHTH } else { TICK_NS };
         self.deadline_ns = now_ns.saturating_add(first_ns);
     }
 
     /// Waits until the requests on the device are as many as D allows; counting begins then.
     fn settle(&mut self, now_ns: u64) {
         self.begun = None;
-        let [least_ns, most_ns] = SETTLE_NS;
-        let after_ns = (self.last.latency_ns / 2).saturating_mul(3).clamp(least_ns, most_ns);
+        let after_ns = self.last.latency_ns.saturating_add(self.last.latency_ns / 2);
+        let after_ns = after_ns.clamp(SETTLE_NS, LONG_NS);
         self.deadline_ns = now_ns.saturating_add(after_ns);
     }
 
@@ -389,9 +390,9 @@ impl Search {
     /// The next probe of a smaller D; 0 below 1.
     fn less(&self) -> u32 {
         let is_all = self.stage == HOLD && self.base.is_short;
-        let part = if is_all { PARTS[0] } else { PARTS[self.stage.clamp(1, PARTS.len()) - 1] };
+        let part = if is_all { PARTS[0] } else { PARTS[self.stage.clamp(1, STEPS) - 1] };
         let reach = u64::from(self.slots()).min(self.last.demand).max(1);
-        (reach * part).div_ceil(256).min(reach - 1) as u32
+        (reach * part).div_ceil(WHOLE).min(reach - 1) as u32
     }
 
     /// D applies, and no probe.
@@ -424,7 +425,7 @@ impl Search {
 
     /// The requests that would have completed at D in the time of this window.
     fn expected(&self, window: &Window) -> u64 {
-        self.last.requests.saturating_mul(window.time_us) / self.last.time_us.max(1)
+        self.last.requests.saturating_mul(window.time_ns) / self.last.time_ns.max(1)
     }
 
     /// Judges a window.
@@ -433,7 +434,7 @@ impl Search {
             self.last = *window;
             return self.make_room(window.demand);
         }
-        let light = LIGHT_NS.checked_div(window.latency_ns).unwrap_or(0);
+        let light = TICK_NS.checked_div(window.latency_ns).unwrap_or(0);
         let light = u32::try_from(light).unwrap_or(u32::MAX).max(FIRST).min(self.most);
         if self.probe == Probe::Base && window.requests < FEW {
             // The device is too slow for the search.
@@ -443,7 +444,7 @@ impl Search {
         match self.probe {
             Probe::Base => {
                 self.last = *window;
-                let demand = window.demand - window.demand / 4;
+                let demand = window.demand - window.demand * 2 / EIGHTH;
                 let busy = if window.is_short { demand } else { self.slots().into() };
                 self.is_light = window.live < busy;
                 if (self.is_light || window.is_short) && !self.is_found {
@@ -474,7 +475,7 @@ impl Search {
             return;
         } else if is_known {
             let apart = ratio(window.rate.abs_diff(self.base.value), self.base.value);
-            self.jitter = apart.max(self.jitter - self.jitter / 8);
+            self.jitter = apart.max(self.jitter - self.jitter / EIGHTH);
         }
         self.left = self.left.saturating_sub(1);
         self.base.add(window.rate, window);
@@ -493,7 +494,7 @@ impl Search {
         let (low, high) = if is_more { (base, probes) } else { (probes, high) };
         let keeps = ratio(low.value, high.value);
         // One step less than all the demand is no gain for weights.
-        let is_step = !is_more && self.stage == PARTS.len();
+        let is_step = !is_more && self.stage == STEPS;
         let kept = if high.is_short && !is_step { KEPT_OF_ALL } else { KEPT };
         // Few completions differ by chance more than their windows show.
         let is_few = self.last.requests < ENOUGH;
@@ -502,7 +503,7 @@ impl Search {
         let is_clear = keeps.abs_diff(kept) >= doubt.max(chance);
         // Larger requests that take the places of small ones are tried no longer than is necessary.
         let is_mixed = is_more && is_few && self.is_far(window.requests, self.expected(window));
-        let is_short = probes.windows * window.time_us < PROBES_US && !is_mixed;
+        let is_short = probes.windows * window.time_ns < PROBES_NS && !is_mixed;
         if !is_clear && (is_short || self.stage == HOLD) {
             self.left = 1;
             return;
@@ -517,7 +518,7 @@ impl Search {
             (false, false) => self.next_stage(),
             (true, false) if self.stage == HOLD && !is_far => {
                 let slots = self.slots();
-                self.slots = slots.saturating_add((slots / 16 * 3).max(1)).min(self.most);
+                self.slots = slots.saturating_add((slots / EIGHTH as u32).max(1)).min(self.most);
                 self.restart(HOLD);
             }
             (true, false) => self.move_to(0, &probes, Mean::default()),
@@ -588,7 +589,7 @@ mod tests {
 
     fn rate(requests: u64, bytes: u64) -> u64 {
         let sum = Sum { requests, charged: bytes, ..Sum::default() };
-        Window::new(&Sum::default(), &sum, 1_000_000_000, 16).rate
+        Window::new(&Sum::default(), &sum, SECOND_NS, 16).rate
     }
 
     /// Four tenants of 4 KiB beside four of 256 KiB at depth 4 before the Z-SSD.
@@ -607,6 +608,9 @@ mod tests {
             assert!(bytes <= 9 << 30 && kept <= WHOLE * 17 / 16, "{requests}: {kept}");
         }
         // Of the same mixture a part of the requests is the same part of the rate.
-        assert_eq!(ratio(rate(98_000, 98_000 << 12), rate(100_000, 100_000 << 12)), 9_800);
+        assert_eq!(
+            ratio(rate(98_000, 98_000 << 12), rate(100_000, 100_000 << 12)),
+            WHOLE * 98 / 100
+        );
     }
 }

@@ -3,13 +3,16 @@
 //! **Problem.** A D that fills a device does not make it answer quickly: on the P4500 the D that
 //! keeps 97 % of its rate has a 99th percentile of 550 us, and 260 us are possible at 60 % of it.
 //! **Model.** A flow with a [`Target`] counts its requests and the *late* ones, those that took
-//! longer (`watch`). The *ratio* is the number of late ones over the number allowed, so 1 is the
-//! target. Every [`LOOK_NS`] the controller reads the counts since its last step. It has one
-//! lever: an upper *bound* of D for all flows, below the D that the operator sets or the search
-//! tries. With a bound the search is for the least D that is enough for the device's rate at the
-//! bound.
+//! longer (`watch`). Every [`TICK_NS`] the controller reads the counts since its last step and
+//! compares the late ones with the number allowed. It has one lever: an upper *bound* of D for all
+//! flows, below the D that the operator sets or the search tries. With a bound the search is for
+//! the least D that is enough for the device's rate at the bound.
 //!
-//! **Steps.** Evidence comes before a step, and the step is bounded by it: [`Step`] has the table.
+//! **Steps.** By chance a count of `n` late requests differs by the square root of `n`. The
+//! controller aims at 7/8 of the number allowed. A count that is 1.5 such deviations above it
+//! lowers D at once, one that is four below it and next to nothing raises D. After a second one
+//! deviation is enough to lower D. When [`ENOUGH`] requests may have been late one deviation is
+//! enough in either direction, and less leaves D as it is.
 //!
 //! **Floor.** All flows except one with a target keep, together, at least its floor: that part of
 //! the service to which their weights entitle them. This service is their part of the rate that is
@@ -18,16 +21,16 @@
 //! back.
 //!
 //! **A target that cannot be met is given up**, unless the bound helps. No step is left for a flow
-//! at the floor, and where D is 1. If its ratio is above [`HOPELESS`] there, or more than half as
-//! many requests are late as without a bound, something else makes them late: the device alone, or
-//! a host whose CPUs have other work. The bound is removed, and tried again [`RETRY_NS`] later. A
-//! flow whose requests the policy holds for longer than the device has them is not helped by a
-//! smaller D: it needs a larger weight, which is the operator's.
+//! at the floor, and where D is 1. If more than [`HOPELESS`] times the number allowed are late
+//! there, or more than half as many requests as without a bound, something else makes them late:
+//! the device alone, or a host whose CPUs have other work. The bound is removed, and tried again
+//! [`RETRY_NS`] later. A flow whose requests the policy holds for longer than the device has them
+//! is not helped by a smaller D: it needs a larger weight, which is the operator's.
 //!
 //! **Example.** Weights of 100 each, a flow of depth 1 with a target of 260 us beside four of
 //! depth 256 on the P4500; D is found to be 108. A third of its requests are late, so D goes to
-//! 88, 72, 59, 48; 1.6 % are, 42; 0.9 %: D stays. When the flow stops for a second D is 108 again;
-//! when it comes back, 42.
+//! 88, 72, 59, 48, 39; 1.2 % are, 37; 0.9 %: D stays. When the flow stops for a second D is 108
+//! again; when it comes back, 37.
 //!
 //! **Bounds.** [`SEATS`] flows may have targets. D changes by at most 3/16, or by one, from one
 //! interval to the next, except that it has no bound while no flow with a target completes
@@ -35,7 +38,7 @@
 
 use alloc::boxed::Box;
 
-use super::meter::Sum;
+use super::meter::{LONG_NS, PPM, SECOND_NS, Sum, TICK_NS, per_second};
 use super::watch::Count;
 use crate::contract::bounds::boxed;
 use crate::contract::flow::{FlowError, FlowId, Weight};
@@ -43,59 +46,40 @@ use crate::contract::share::{Target, TargetState, TargetStats};
 
 /// The most flows with a target.
 pub(super) const SEATS: usize = 64;
-/// Interval of the controller, in nanoseconds.
-const LOOK_NS: u64 = 10_000_000;
-/// Time without a completion that makes a flow idle; the longest wait of a step for evidence.
-const SECOND_NS: u64 = 1_000_000_000;
-/// Time that requests on the device have to leave it, in nanoseconds: twice their mean time, within
-/// these.
-const SETTLE_MIN_NS: u64 = 1_000_000;
-const SETTLE_MAX_NS: u64 = 100_000_000;
-/// Looks without a bound before the rate is known that floors are parts of: while D is found, and
-/// in all. On a busy host the search for D takes seconds.
-const KNOWN: u32 = 8;
-const KNOWN_AT_LAST: u32 = 400;
-/// Looks in a row that find other flows below their floor before a step is taken back.
-const BELOW: u32 = 3;
 /// No bound.
 const FREE: u32 = u32::MAX;
-/// A target is given up that is missed by more than this at the floor, in hundredths of the late
-/// requests allowed: 4 % for one of the 99th percentile.
-const HOPELESS: u64 = 400;
-/// Time at one D before targets are given up, in nanoseconds: that of 25 intervals.
-const SURE_NS: u64 = 250_000_000;
+/// One part in this is the smallest step of D, the weight of a new rate in the recent one, and the
+/// difference to a floor that counts. So some fifty intervals decide about a rate: where other
+/// programs take the CPUs for some milliseconds at a time, the rates of single intervals differ by
+/// half, and a bound that followed them would fall whenever one is above the floor.
+const PARTS: u64 = 16;
+/// Late requests allowed in a count that is decided: chance moves it by a tenth. More of them take
+/// longer, fewer move D by chance; 50 to 200.
+const ENOUGH: u64 = 100;
+/// A target is given up that is missed by more than this factor at the floor: 4 % for one of the
+/// 99th percentile. 2 to 10.
+const HOPELESS: u64 = 4;
 /// The least time between two attempts to meet a target that was given up, in nanoseconds. An
-/// attempt takes a second, in which the other flows may have as little as their floor.
+/// attempt takes a second, in which the other flows may have as little as their floor: a tenth of
+/// the time.
 const RETRY_NS: u64 = 10_000_000_000;
+/// Intervals without a bound before the rate is known that floors are parts of: the memory of a
+/// rate many times over, since on a busy host the search for D takes seconds. If D is found, an
+/// interval counts as 2 [`PARTS`] of them, so that a flow that comes has its bound after 80 ms.
+const KNOWN: u64 = PARTS * PARTS;
 
-// **Steps.** Evidence comes before a step, and the step is bounded by it:
-//
-// | ratio | seen | step of D |
-// |---|---|---|
-// | above 3 | 8 late ones | 3/16 less |
-// | above 1.6 | 20 late ones | 1/8 less |
-// | above 1.3 | 40 late ones | 1/16 less |
-// | above 0.97 | as many requests as may have 90 late ones, or a second | the same |
-// | below 0.8 | the same | 1/16 more |
-// | below 0.1 | as many requests as may have 20 late ones | 3/16 more |
-//
-// Chance moves a count by its square root: 90 late ones by a tenth, which is why nothing moves
-// between 0.8 and 0.97; at a ratio of 0.9 one of a hundred counts of 20 or 40 is so large by
-// chance. A step of 1/16 does not cross that gap: on a device of dies it changes the ratio by a
-// fifth. After a step nothing is counted until the requests that were on the device then have left
-// it.
-/// A step of 1, 2 or 3 sixteenths of D.
+/// A step of D, in parts of it: the large one if more than twice as many requests are late as may
+/// be, or less than an eighth of that number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Step {
     Small = 1,
-    Middle,
-    Large,
+    Large = 3,
 }
 
 impl Step {
     /// The step of D, at least one.
     fn of(self, slots: u32) -> u32 {
-        (u64::from(slots) * self as u64 / 16).max(1) as u32
+        (u64::from(slots) * self as u64 / PARTS).max(1) as u32
     }
 }
 
@@ -155,12 +139,8 @@ pub(super) struct Targets {
     /// Recent bytes a second of all flows, and those while D has no bound.
     rate: u64,
     full_rate: u64,
-    /// Number of intervals in which the latter was measured without a bound: while D was found, and
-    /// in all.
-    free: u32,
-    all_free: u32,
-    /// Number of intervals in a row that have found a flow's others below its floor.
-    below: u32,
+    /// Intervals in which the latter was measured without a bound, in parts of one.
+    free: u64,
     /// Time when D was bounded last, after it had no bound; and the time until which targets are
     /// given up.
     tried_ns: u64,
@@ -172,11 +152,8 @@ fn percent(whole: u64, percent: u64) -> u64 {
     (whole / 100).saturating_mul(percent)
 }
 
-/// A 16th is new, so that some fifty intervals decide: where other programs take the CPUs for some
-/// milliseconds at a time, the rates of single intervals differ by half, and a bound that followed
-/// them would fall whenever one is above the floor.
 fn blend(old: u64, new: u64) -> u64 {
-    if old == 0 { new } else { old / 16 * 15 + new / 16 }
+    if old == 0 { new } else { old - old / PARTS + new / PARTS }
 }
 
 impl Targets {
@@ -195,8 +172,6 @@ impl Targets {
             rate: 0,
             full_rate: 0,
             free: 0,
-            all_free: 0,
-            below: 0,
             tried_ns: 0,
             rests_ns: 0,
         }
@@ -214,7 +189,7 @@ impl Targets {
 
     /// Time of the next interval, in nanoseconds.
     pub(super) fn deadline_ns(&self) -> u64 {
-        self.looked.map_or(0, |(at_ns, _)| at_ns.saturating_add(LOOK_NS))
+        self.looked.map_or(0, |(at_ns, _)| at_ns.saturating_add(TICK_NS))
     }
 
     // Flows.
@@ -319,13 +294,12 @@ impl Targets {
             self.second_ns = now_ns;
             return;
         };
-        let after_us = (now_ns.saturating_sub(before_ns) / 1000).max(1);
-        let per_second = |bytes: u64| bytes.saturating_mul(1_000_000) / after_us;
-        let requests = sum.requests.wrapping_sub(before.requests).max(1);
-        let spent_ns = sum.spent_ns.wrapping_sub(before.spent_ns);
-        let settles_ns = (spent_ns / requests).saturating_mul(2);
-        let settles_ns = settles_ns.clamp(SETTLE_MIN_NS, SETTLE_MAX_NS);
-        self.note_rates(per_second(sum.bytes.wrapping_sub(before.bytes)), wanted, is_found);
+        let after_ns = now_ns.saturating_sub(before_ns).max(1);
+        let per_second = |bytes: u64| per_second(bytes, after_ns);
+        let new = sum.since(&before);
+        // Requests on the device have twice their mean time to leave it.
+        let settles_ns = (new.spent_ns / new.requests.max(1)).saturating_mul(2).min(LONG_NS);
+        self.note_rates(per_second(new.bytes), wanted, is_found);
         let was_busy = core::mem::take(&mut self.is_busy);
         let is_second = now_ns.saturating_sub(self.second_ns) >= SECOND_NS;
         let starts = !self.has_begun && now_ns >= self.begins_ns.max(self.rests_ns);
@@ -350,13 +324,13 @@ impl Targets {
         }
         if self.is_busy && !was_busy {
             // The first requests met a device without a bound, and are not counted.
-            (self.has_begun, self.begins_ns) = (false, now_ns.saturating_add(SETTLE_MIN_NS));
+            (self.has_begun, self.begins_ns) = (false, now_ns);
         }
         if !self.is_busy || !self.has_begun {
             return;
         }
         // Little's law: the mean number of requests on the device. D may be far above it.
-        let reached = spent_ns / 1000 / after_us + 1;
+        let reached = new.spent_ns / after_ns + 1;
         let slots = self.bound.min(wanted).min(u32::try_from(reached).unwrap_or(FREE)).max(1);
         if self.step(now_ns, slots, wanted) {
             (self.has_begun, self.begins_ns) = (false, now_ns.saturating_add(settles_ns));
@@ -370,40 +344,41 @@ impl Targets {
             self.full_rate = self.full_rate.max(self.rate);
         } else if rate > 0 {
             self.full_rate = self.rate;
-            self.free = self.free.saturating_add(is_found.into());
-            self.all_free = self.all_free.saturating_add(1);
+            self.free = self.free.saturating_add(if is_found { 2 * PARTS } else { 1 });
         } else {
-            (self.free, self.all_free) = (0, 0);
+            self.free = 0;
         }
     }
 
     /// Moves the bound if the counts demand it; gives whether counting begins anew.
     fn step(&mut self, now_ns: u64, slots: u32, wanted: u32) -> bool {
-        self.below = if self.are_others_below() { self.below + 1 } else { 0 };
-        if self.below >= BELOW {
-            self.below = 0;
-            self.raise(Step::Middle, wanted);
+        if self.are_others_below() {
+            self.raise(Step::Large, wanted);
             return true;
         }
         let age_ns = now_ns.saturating_sub(self.begins_ns);
         let (mut lower, mut slower) = (None, Some(Step::Large));
-        let (mut is_needed, mut is_hopeless) = (false, false);
+        let (mut is_needed, mut is_hopeless, mut is_unknown) = (false, false, false);
         for at in 0..SEATS {
             let Some(Some(seat)) = self.seats.get_mut(at) else { continue };
             let wish = seat.wish(now_ns, age_ns);
             let count = seat.looked.since(&seat.begun);
-            let late_ppm = count.late.saturating_mul(1_000_000) / count.done.max(1);
+            let late_ppm = count.late.saturating_mul(PPM) / count.done.max(1);
             if self.bound == FREE && matches!(wish, Wish::Faster(_)) {
                 seat.free_late_ppm = late_ppm;
             }
             let free_late_ppm = seat.free_late_ppm;
-            let is_far = seat.ratio(&count) > HOPELESS;
+            let (late, allowed) = seat.late(&count);
+            let is_far = late > allowed.saturating_mul(HOPELESS);
             // The rate by which a step may be refused is an estimate at first.
-            let is_sure = self.bound != FREE && age_ns >= SURE_NS;
+            let is_sure = self.bound != FREE && age_ns >= LONG_NS;
             match wish {
                 Wish::Idle => {}
                 // All flows share D, so it is raised only if no flow may need it as it is.
-                Wish::Unknown | Wish::Stay => (slower, is_needed) = (None, true),
+                Wish::Unknown | Wish::Stay => {
+                    (slower, is_needed) = (None, true);
+                    is_unknown |= wish == Wish::Unknown;
+                }
                 Wish::Slower(step) => slower = slower.map(|least: Step| least.min(step)),
                 Wish::Faster(step) => {
                     slower = None;
@@ -439,7 +414,8 @@ impl Targets {
                 self.raise(step, wanted);
                 true
             }
-            (None, None) => age_ns >= SECOND_NS,
+            // A flow that has too few requests for its count keeps it.
+            (None, None) => age_ns >= SECOND_NS && !is_unknown,
         }
     }
 
@@ -464,7 +440,8 @@ impl Targets {
         self.bound != FREE
             && self.seats.iter().flatten().any(|seat| {
                 let floor = percent(self.entitled(seat), seat.target.floor_percent().into());
-                percent(self.rate.saturating_sub(seat.rate), 105) < floor
+                let others = self.rate.saturating_sub(seat.rate);
+                others + others / PARTS < floor
             })
     }
 
@@ -480,7 +457,7 @@ impl Targets {
         let less = |rate| Self::less(rate, slots, step);
         let others = less(self.rate.saturating_sub(seat.rate));
         // Without a rate that was measured at a free D no floor is known.
-        let refused = if self.free < KNOWN && self.all_free < KNOWN_AT_LAST {
+        let refused = if self.free < KNOWN {
             Some(TargetState::Missed)
         } else if slots == 1 {
             Some(TargetState::Spent)
@@ -521,11 +498,10 @@ impl Seat {
     fn end_second(&mut self, count: &Count) {
         self.last = count.since(&self.second);
         self.second = *count;
-        let done = self.last.done;
-        let ratio = self.ratio(&self.last);
+        let (late, allowed) = self.late(&self.last);
         self.state = match self.refused {
-            _ if done == 0 => TargetState::Idle,
-            _ if ratio <= 100 => TargetState::Met,
+            _ if self.last.done == 0 => TargetState::Idle,
+            _ if late <= allowed => TargetState::Met,
             Some(why) => why,
             None => TargetState::Missed,
         };
@@ -534,14 +510,12 @@ impl Seat {
         }
     }
 
-    /// The late requests over those allowed, in hundredths.
-    fn ratio(&self, count: &Count) -> u64 {
-        let may = count.done.saturating_mul(self.target.late_ppm().into());
-        if may == 0 {
-            return 0;
-        }
-        let ratio = u128::from(count.late) * 100_000_000 / u128::from(may);
-        u64::try_from(ratio).unwrap_or(u64::MAX)
+    /// The late requests of a count, and those allowed, in parts of a request.
+    fn late(&self, count: &Count) -> (u64, u64) {
+        let allowed =
+            u128::from(count.done) * u128::from(self.target.late_ppm()) * u128::from(PARTS);
+        let allowed = u64::try_from(allowed / u128::from(PPM)).unwrap_or(u64::MAX);
+        (count.late.saturating_mul(PARTS), allowed)
     }
 
     /// The step that its counts of `age_ns` demand.
@@ -549,21 +523,28 @@ impl Seat {
         if now_ns.saturating_sub(self.busy_ns) >= SECOND_NS {
             return Wish::Idle;
         }
-        let count = self.looked.since(&self.begun);
-        let ratio = self.ratio(&count);
-        let expected = count.done.saturating_mul(self.target.late_ppm().into()) / 1_000_000;
-        let is_clear = expected >= 90 || age_ns >= SECOND_NS;
-        match ratio {
-            301.. if count.late >= 8 => Wish::Faster(Step::Large),
-            161.. if count.late >= 20 => Wish::Faster(Step::Middle),
-            131.. if count.late >= 40 => Wish::Faster(Step::Small),
-            // Among few requests a single late one may be allowed, so this needs clear evidence.
-            101.. if is_clear => Wish::Faster(Step::Small),
-            97.. if is_clear && expected >= 20 => Wish::Faster(Step::Small),
-            ..10 if expected >= 20 => Wish::Slower(Step::Large),
-            ..80 if is_clear => Wish::Slower(Step::Small),
-            _ if is_clear => Wish::Stay,
-            _ => Wish::Unknown,
+        let (late, allowed) = self.late(&self.looked.since(&self.begun));
+        let aim = allowed - allowed / PARTS * 2;
+        let apart = late.abs_diff(aim);
+        // Of `n` parts: `n / PARTS` requests, whose root is in requests.
+        let chance = late.max(allowed).saturating_mul(PARTS).isqrt().max(1);
+        let is_clear = apart >= chance.saturating_add(chance / 2);
+        let is_all = allowed >= ENOUGH * PARTS;
+        // D is raised with more evidence than it is lowered, so that more requests than may be are
+        // late for a short time only.
+        let is_idle = late < allowed / PARTS * 2 && apart / 2 >= chance * 2;
+        match () {
+            () if late > aim && is_clear && late > allowed.saturating_mul(2) => {
+                Wish::Faster(Step::Large)
+            }
+            () if late > aim && (is_clear || age_ns >= SECOND_NS && apart >= chance) => {
+                Wish::Faster(Step::Small)
+            }
+            () if is_idle => Wish::Slower(Step::Large),
+            () if !is_all => Wish::Unknown,
+            () if apart < chance => Wish::Stay,
+            () if late > aim => Wish::Faster(Step::Small),
+            () => Wish::Slower(Step::Small),
         }
     }
 }

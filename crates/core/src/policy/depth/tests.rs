@@ -154,7 +154,7 @@ impl Rig {
                 flows: others / 2,
                 squares: others / 2,
                 most: demand.into(),
-                held: 0,
+                ..Sum::default()
             };
         }
         let could = device.rate(f64::from(demand)) * lasts_ns as f64 / 1e9;

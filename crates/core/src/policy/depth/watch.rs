@@ -11,67 +11,43 @@
 
 use alloc::boxed::Box;
 
+use super::meter::{add, counts};
 use super::target::SEATS;
 use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::share::Target;
 
-/// The counts of one seat, wrapping.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(crate) struct Count {
-    /// Requests completed.
-    pub(super) done: u64,
+counts! { Count, Seat:
+    /// Requests of the flow in the seat that completed.
+    done,
     /// Of those, the ones that took longer than the target.
-    pub(super) late: u64,
+    late,
     /// Time that the policy held them, and time that they were on the device, in nanoseconds.
-    pub(super) held_ns: u64,
-    pub(super) spent_ns: u64,
+    held_ns,
+    spent_ns,
     /// Their bytes.
-    pub(super) bytes: u64,
+    bytes,
 }
-
-impl Count {
-    /// The counts since `before`.
-    pub(super) fn since(&self, before: &Count) -> Count {
-        Count {
-            done: self.done.wrapping_sub(before.done),
-            late: self.late.wrapping_sub(before.late),
-            held_ns: self.held_ns.wrapping_sub(before.held_ns),
-            spent_ns: self.spent_ns.wrapping_sub(before.spent_ns),
-            bytes: self.bytes.wrapping_sub(before.bytes),
-        }
-    }
-}
-
-/// A port's counts of one seat, in a line that it alone writes.
-#[repr(align(64))]
-pub(crate) struct Seat<P: Platform>([P::U64; 5]);
 
 impl<P: Platform> Seat<P> {
     /// A port's seats.
     pub(crate) fn all() -> Box<[Seat<P>]> {
-        boxed(SEATS, |_| Seat(core::array::from_fn(|_| P::U64::new(0))))
+        boxed(SEATS, |_| Seat::new())
     }
 
     /// Counts a completion of a flow that has the seat and this word.
     fn completed(&self, word: u64, took_ns: u64, spent_ns: u64, bytes: u64) {
-        let is_late = u64::from(took_ns > word >> 8);
-        let more = [1, is_late, took_ns - spent_ns, spent_ns, bytes];
-        for (word, more) in self.0.iter().zip(more) {
-            word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn add_to(&self, sum: &mut Count) {
-        let [done, late, held, spent, bytes] =
-            self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
-        sum.done = sum.done.wrapping_add(done);
-        sum.late = sum.late.wrapping_add(late);
-        sum.held_ns = sum.held_ns.wrapping_add(held);
-        sum.spent_ns = sum.spent_ns.wrapping_add(spent);
-        sum.bytes = sum.bytes.wrapping_add(bytes);
+        add(&self.done, 1);
+        add(&self.late, (took_ns > word >> SEAT_BITS).into());
+        add(&self.held_ns, took_ns - spent_ns);
+        add(&self.spent_ns, spent_ns);
+        add(&self.bytes, bytes);
     }
 }
+
+/// Bits of a flow's word for its seat: enough for [`SEATS`] and for none. The others have the time,
+/// of up to two years.
+const SEAT_BITS: u32 = u8::BITS;
 
 /// The flows' targets.
 pub(crate) struct Watch<P: Platform> {
@@ -91,7 +67,7 @@ impl<P: Platform> Watch<P> {
         let Some(word) = self.flows.get(slot) else { return };
         match seat {
             Some((seat, target)) => {
-                word.store(target.latency_ns() << 8 | (seat as u64 + 1), Ordering::Relaxed);
+                word.store(target.latency_ns() << SEAT_BITS | (seat as u64 + 1), Ordering::Relaxed);
                 self.is_on.store(1, Ordering::Relaxed);
             }
             None => word.store(0, Ordering::Relaxed),
@@ -112,7 +88,7 @@ impl<P: Platform> Watch<P> {
             return;
         }
         let word = self.flows.get(slot as usize).map_or(0, |word| word.load(Ordering::Relaxed));
-        if let Some(seat) = seats.get((word & 0xff).wrapping_sub(1) as usize) {
+        if let Some(seat) = seats.get((word & u64::from(u8::MAX)).wrapping_sub(1) as usize) {
             seat.completed(word, took_ns, spent_ns, bytes);
         }
     }

@@ -1,6 +1,6 @@
 //! The measured rate of the device, and the part of it that is reserved.
 //!
-//! **Model.** A *window* of [`WINDOW_NS`] counts if requests waited all along: then the device did
+//! **Model.** A *window* of [`LONG_NS`] counts if requests waited all along: then the device did
 //! what it can. The rate rises to that of such a window at once, and falls over some seconds.
 //! Reservations may have [`MOST_PPM`] of it, so that flows without one always have some service. If
 //! they are more, each is granted the same part.
@@ -10,18 +10,17 @@
 
 use crate::contract::port::ReservedStats;
 use crate::contract::share::Reservation;
-use crate::policy::depth::meter::Sum;
+use crate::policy::depth::meter::{LONG_NS, PPM, Sum, per_second};
 
-/// Length of a window, in nanoseconds.
-const WINDOW_NS: u64 = 250_000_000;
-/// The most of the device that all reservations together may have, in millionths.
-const MOST_PPM: u64 = 937_500;
-/// The whole, in millionths.
-pub(super) const ALL_PPM: u64 = 1_000_000;
-/// If no request is staged, this number of them outstanding shows a busy device.
+/// If no request is staged, this number of them outstanding shows a busy device; 16 to 128.
 const MANY: u64 = 32;
-/// With each window a rate falls by at most this part of itself.
+/// With each window a rate falls by at most this part of itself: an eighth in a second.
 const FORGETS: u64 = 32;
+/// One part in this of the device is left to flows without reservations, and of the room on the
+/// device to bursts. 8 to 32.
+const PARTS: u64 = 16;
+/// The most of the device that all reservations together may have, in millionths.
+const MOST_PPM: u64 = PPM - PPM / PARTS;
 
 /// The ports' counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,8 +34,7 @@ pub(super) struct Total {
 
 impl Total {
     pub(super) fn of(sum: &Sum) -> Total {
-        let (staged, live) = (sum.held & u64::from(u32::MAX), sum.held >> 32);
-        Total { done: [sum.requests, sum.bytes], staged, live }
+        Total { done: [sum.requests, sum.bytes], staged: sum.staged, live: sum.live }
     }
 }
 
@@ -53,7 +51,7 @@ pub(super) struct Supply {
 
 impl Supply {
     pub(super) fn new() -> Self {
-        Supply { window: None, is_busy: true, rates: [0; 2], asked_ppm: 0, granted_ppm: ALL_PPM }
+        Supply { window: None, is_busy: true, rates: [0; 2], asked_ppm: 0, granted_ppm: PPM }
     }
 
     /// Updates the rates from the ports' counts.
@@ -61,14 +59,14 @@ impl Supply {
         // A direct policy holds nothing; enough requests on the device show that it is busy.
         self.is_busy &= total.staged > 0 || total.live >= MANY;
         let (began_ns, begun) = *self.window.get_or_insert((now_ns, total.done));
-        let lasted_us = now_ns.saturating_sub(began_ns) / 1000;
-        if lasted_us < WINDOW_NS / 1000 {
+        let lasted_ns = now_ns.saturating_sub(began_ns);
+        if lasted_ns < LONG_NS {
             return;
         }
         if self.is_busy {
             let all = self.rates.iter_mut().zip(begun).zip(total.done);
             for ((rate, before), now) in all {
-                let new = now.wrapping_sub(before).saturating_mul(1_000_000) / lasted_us;
+                let new = per_second(now.wrapping_sub(before), lasted_ns);
                 *rate = new.max(*rate - *rate / FORGETS);
             }
         }
@@ -79,40 +77,40 @@ impl Supply {
     pub(super) fn part_ppm(&self, reservation: Reservation) -> u64 {
         let parts = reservation.rates().into_iter().zip(self.rates);
         // A rate of 0 is not known, and left out.
-        let parts = parts.filter_map(|(asked, has)| asked.saturating_mul(ALL_PPM).checked_div(has));
+        let parts = parts.filter_map(|(asked, has)| asked.saturating_mul(PPM).checked_div(has));
         parts.max().unwrap_or(0)
     }
 
     /// The most requests on the device at once with which a flow that keeps `live` of them
     /// outstanding has its reservation: by Little's law each request is there for all / rate, and
-    /// the flow's rate is live / that time. An eighth is left for bursts.
+    /// the flow's rate is live / that time. A part is left for bursts.
     pub(super) fn most(&self, live: u64, granted: Reservation) -> Option<u64> {
         let most = |(granted, has): (u64, u64)| {
             (has > 0).then(|| live.saturating_mul(has).checked_div(granted))?
         };
         let least = granted.rates().into_iter().zip(self.rates).filter_map(most).min()?;
-        Some(least - least / 8)
+        Some(least - least / PARTS)
     }
 
     /// Sets the sum of the active flows' reservations, in millionths of the device.
     pub(super) fn asked(&mut self, ppm: u64) {
         self.asked_ppm = ppm;
         self.granted_ppm = match ppm > MOST_PPM {
-            true => MOST_PPM * ALL_PPM / ppm.min(u64::MAX / ALL_PPM),
-            false => ALL_PPM,
+            true => MOST_PPM * PPM / ppm.min(u64::MAX / PPM),
+            false => PPM,
         };
     }
 
     /// Whether less than the reservations is granted.
     pub(super) fn is_short(&self) -> bool {
-        self.granted_ppm < ALL_PPM
+        self.granted_ppm < PPM
     }
 
     /// The granted part of the reservation; at least 1 of each rate that is not 0.
     pub(super) fn granted(&self, reservation: Reservation) -> Reservation {
         let part = |rate: u64| {
-            let part = (rate / ALL_PPM).saturating_mul(self.granted_ppm)
-                + rate % ALL_PPM * self.granted_ppm / ALL_PPM;
+            let part =
+                (rate / PPM).saturating_mul(self.granted_ppm) + rate % PPM * self.granted_ppm / PPM;
             part.max(rate.min(1))
         };
         Reservation::of_rates(reservation.rates().map(part))

@@ -375,7 +375,7 @@ impl<L: Policy, P: Platform> Policy for Managed<L, P> {
                 let varies = finder.tick(now_ns, &shared.prices, add, || inner.stats());
                 next_ns = next_ns.min(finder.next_ns);
                 if let Some((depth, is_much)) = control.depth.as_mut().zip(varies) {
-                    depth.wait(is_much);
+                    depth.wait(now_ns, is_much);
                 }
             }
             if let Some(limits) = &mut control.limits {

@@ -16,7 +16,7 @@ use crate::contract::platform::{AtomicWord, Native, Ordering};
 use crate::contract::port::Op;
 use crate::contract::port::{Class, Held};
 use crate::cost::{Pricer, grown};
-use crate::policy::depth::meter::Live;
+use crate::policy::depth::meter::{Done, Live};
 use crate::policy::limits::agenda::Agenda;
 use crate::policy::limits::bucket::Time;
 use crate::policy::limits::shared::{BYTES, CAPS, Claim, LEAST_SHIFT, counted_bytes};
@@ -290,7 +290,7 @@ impl<Q: Port, P: Platform> ManagedPort<Q, P> {
         if record.is(Record::COUNTED) {
             let spent_ns = now_ns.saturating_sub(issued_ns);
             let took_ns = now_ns.saturating_sub(arrived_ns).max(spent_ns);
-            total.completed([bytes, cost, spent_ns, took_ns], most);
+            total.completed(&Done { bytes, cost, spent_ns, took_ns }, most);
             // For a part of a command only the time since its arrival is known.
             let spent_ns = if issued_ns == u64::MAX { took_ns } else { spent_ns };
             self.shared.watch.completed(seats, slot, (took_ns, spent_ns), bytes);

@@ -2,19 +2,19 @@
 //!
 //! **Problem.** T lets ports work without synchronizing. The T that is needed depends on time: a
 //! port learns by a wake-up that virtual time has moved, and during the wake-up virtual time moves
-//! as fast as the device serves. The paper finds T once for each device (Section 3.4), 45 KiB at
-//! 2 GB/s and 64 KiB at 4 GB/s: 16 to 22 us of the device's service, on machines that wake a thread
+//! as fast as the device serves. The paper finds T once for each device (Section 3.4), 45 KiB at 2
+//! GB/s and 64 KiB at 4 GB/s: 16 to 22 us of the device's service, on machines that wake a thread
 //! in a few microseconds. The same bytes are half a millisecond of a disk, where they cost nothing,
 //! and one microsecond of memory, where ports are then throttled all the time. **Model.** The paper
 //! chooses the smallest T that causes no significant contention. Contention means that ports are
-//! throttled ([`MANY`] throttles a second cost a port up to a hundredth of its time). Once in
-//! [`PERIOD_NS`] T doubles if one port was throttled more often; otherwise T goes back an eighth of
-//! the way to the configured value. Only the most throttled port counts: the sum over ports grows
-//! with their number although no port loses more, and of many ports most may be idle. **Bound.** T
-//! never exceeds the distance that virtual time moves in [`AHEAD_NS`]. Virtual time moves by the
-//! share of a flow of the reference weight, so all flows together are ahead by the service of the
-//! device in [`AHEAD_NS`], for any number of flows. On a device so slow that the configured T lasts
-//! that long, T stays as configured.
+//! throttled ([`MANY`] throttles in [`PERIOD_NS`] cost a port up to a hundredth of its time). Once
+//! in [`PERIOD_NS`] T doubles if one port was throttled more often; otherwise T goes back an eighth
+//! of the way to the configured value. Only the most throttled port counts: the sum over ports
+//! grows with their number although no port loses more, and of many ports most may be idle.
+//! **Bound.** T never exceeds the distance that virtual time moves in [`AHEAD_NS`]. Virtual time
+//! moves by the share of a flow of the reference weight, so all flows together are ahead by the
+//! service of the device in [`AHEAD_NS`], for any number of flows. On a device so slow that the
+//! configured T lasts that long, T stays as configured.
 //!
 //! **Late ports.** A thread that shares its CPU with other programs runs when they yield, which
 //! takes a hundred times as long as a wake-up. While all ports wait for it, virtual time stands
@@ -36,24 +36,26 @@ use crate::contract::bounds::boxed;
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 use crate::contract::vtime::{ReferenceWeight, VTime};
 
-/// Period of the adjustment of T, in nanoseconds.
+/// Period of the adjustment of T, in nanoseconds: ten of the shortest windows of the search for D,
+/// which T is not to disturb; 50 ms to 1 s.
 pub(super) const PERIOD_NS: u64 = 100_000_000;
 /// The most that flows may be ahead, in nanoseconds of the movement of virtual time: the time of
 /// two wake-ups in a virtual machine.
 const AHEAD_NS: u64 = 400_000;
-/// The most that flows may be ahead while ports are late, in nanoseconds.
+/// The most that flows may be ahead while ports are late, in nanoseconds: some turns of a CPU that
+/// other programs share, of 3 to 10 ms.
 const LATEST_NS: u64 = 20_000_000;
-/// Throttles a second that a port may have: each costs the port and its waker some microseconds,
+/// Throttles in a period that a port may have: each costs the port and its waker some microseconds,
 /// and in a virtual machine, where a wake-up takes a hundred, some fifty.
-const MANY: u64 = 200;
-/// Ports are late if their late time exceeds one part in `LATE` of the period; a raised T stays
-/// while it exceeds one part in `NOT_LATE`.
-const LATE: u64 = 2;
-const NOT_LATE: u64 = 8;
-/// The first T above a T of 0, in bytes at the reference weight.
-const FIRST: u64 = 4 << 10;
-/// The largest T that the adjustment sets, in bytes at the reference weight.
-const MOST: u64 = 8 << 20;
+const MANY: u64 = 20;
+/// Ports are late if their late time exceeds half of the period; a raised T stays while it exceeds
+/// one part in this. T goes back by one part in this of the way to the configured one. 4 to 16.
+const EIGHTH: u64 = 8;
+/// The first T above a T of 0, in bytes at the reference weight: a small request.
+const FIRST: u64 = 1 << 12;
+/// The largest T that the adjustment sets, in bytes at the reference weight (8 MiB): the service of
+/// 0.4 ms of memory, at 20 GB/s.
+const MOST: u64 = 1 << 23;
 
 /// The counts at an adjustment of T.
 #[derive(Clone, Copy, Debug)]
@@ -138,23 +140,23 @@ impl Follow {
             |ns: u64| (moved.saturating_mul(ns) / passed_ns).clamp(FIRST, MOST).max(self.least);
         let (near, far) = (within(AHEAD_NS), within(LATEST_NS));
         let before = self.threshold;
-        let is_late = late_ns > passed_ns / LATE;
+        let is_late = late_ns > passed_ns / 2;
         // `near` is never above `far`, so `clamp` does not panic.
         let most = match late_ns {
             _ if is_late => far,
             // T was raised for late ports; it would oscillate if it fell as soon as they are less
             // late.
-            _ if late_ns > passed_ns / NOT_LATE => before.clamp(near, far),
+            _ if late_ns > passed_ns / EIGHTH => before.clamp(near, far),
             _ => near,
         };
-        self.threshold = if is_late || stops.saturating_mul(1_000_000_000) / passed_ns > MANY {
+        self.threshold = if is_late || stops.saturating_mul(PERIOD_NS) / passed_ns > MANY {
             before.saturating_mul(2).max(FIRST).min(most)
         } else if before > near {
             // The device is slower, or ports are on time again: T falls to the bound at once.
             before.min(most)
         } else {
             // Rounded up, so that T reaches `least`.
-            before - (before - self.least).div_ceil(8)
+            before - (before - self.least).div_ceil(EIGHTH)
         };
         (self.threshold != before).then_some(self.threshold)
     }
@@ -287,9 +289,10 @@ mod tests {
     fn as_many_ports_as_there_are_stop_for_one_reason() {
         for ports in [1, 2, 16, 64] {
             let mut follow = follow_on(ports);
-            let few = (0..10).find(|_| after(&mut follow, 20_000_000_000, MANY) > LEAST);
+            let many = MANY * (1_000_000_000 / PERIOD_NS);
+            let few = (0..10).find(|_| after(&mut follow, 20_000_000_000, many) > LEAST);
             assert_eq!(few, None, "{ports} ports");
-            assert_eq!(after(&mut follow, 20_000_000_000, MANY + 10), 2 * LEAST, "{ports} ports");
+            assert_eq!(after(&mut follow, 20_000_000_000, many + 10), 2 * LEAST, "{ports} ports");
         }
     }
 

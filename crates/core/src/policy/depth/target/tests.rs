@@ -264,7 +264,7 @@ proptest! {
             let after = rig.targets.bound().min(wanted);
             prop_assert!(after >= 1);
             let is_free = was_busy != rig.targets.is_busy || rig.targets.bound == FREE;
-            let step = |slots: u32| (slots * 3 / 16).max(1);
+            let step = |slots: u32| Step::Large.of(slots);
             prop_assert!(is_free || after <= before + step(before), "{before} to {after}");
         }
     }
