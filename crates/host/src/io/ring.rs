@@ -150,6 +150,13 @@ impl Ring {
         unsafe { self.push(entry, name) };
     }
 
+    /// As [`Self::cancel`], for all operations of this user data. Linux before 5.19 refuses that.
+    pub fn cancel_all(&mut self, operations: UserData, name: UserData) {
+        let of = types::CancelBuilder::user_data(operations.to_word()).all();
+        // SAFETY: a cancellation references no memory.
+        unsafe { self.push(opcode::AsyncCancel2::new(of).build(), name) };
+    }
+
     /// Submits queued operations to the kernel, and waits for `want` events or until `timeout_ns`
     /// has passed. Makes no system call if there is nothing to submit or to wait for and no
     /// deferred work.

@@ -281,8 +281,6 @@ impl Session {
         let Some(place) = queue.cqs.get_mut(usize::from(id)) else { return };
         *place = Some(CqPlace { shard, users: 0, size: ring.entries.size });
         queue.has_queues = true;
-        let vector = ring.vector.map(usize::from);
-        let call = vector.and_then(|vector| self.vectors.get(vector).cloned().flatten());
         // The size does not change between here and the message.
         let size = self.bridge.size();
         let mut volume = self.volume.clone();
@@ -299,7 +297,7 @@ impl Session {
             arbitration: Arbitration::from_cdw11(queue.arbitration),
         };
         let (reply, done) = std::sync::mpsc::channel();
-        let cq = NewCq { id, ring, call };
+        let cq = NewCq { id, ring };
         (self.send)(shard, Message::AddCq { group: Box::new(group), cq, reply });
         drop(size);
         let _ = done.recv();

@@ -13,7 +13,6 @@
 //! sign, so a server that sleeps has to read it from time to time; it is offered to a client that
 //! would wait for a reply to each of its writes. Others announce `write_multiple` and post theirs.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::channel;
@@ -111,7 +110,7 @@ pub(super) fn run(bridge: &Bridge, session: &Mutex<Session>) {
     }
     let session = lock(session);
     bridge.hang_up();
-    session.close();
+    session.close(true);
 }
 
 fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
@@ -143,8 +142,8 @@ fn converse(bridge: &Bridge, session: &Mutex<Session>) -> Result<(), End> {
 
 impl Session {
     /// Ends all queues, and waits until the device has none of their orders.
-    pub(super) fn close(&self) {
-        self.on_all(|reply| Message::Close { session: self.number, reply });
+    pub(super) fn close(&self, is_end: bool) {
+        self.on_all(|reply| Message::Close { session: self.number, is_end, reply });
     }
 
     /// Sends all shards a message, and waits until all have carried it out.
@@ -337,7 +336,9 @@ impl Session {
             if files.len() != count || !files.iter().all(is_eventfd) {
                 return Err(invalid("the files are no eventfds, or not one for each interrupt"));
             }
-            (start..end).zip(files).for_each(|(vector, file)| self.set_vector(vector, Some(file)));
+            for (vector, file) in (start..end).zip(files) {
+                self.set_vector(vector, Some(file.into()));
+            }
         } else if flags == DATA_NONE | TRIGGER || flags == DATA_BOOL | TRIGGER {
             let wanted = request.body.get(20..20 + count).unwrap_or_default();
             for (place, vector) in (start..end).enumerate() {
@@ -352,22 +353,25 @@ impl Session {
         Ok(())
     }
 
-    fn set_vector(&mut self, vector: usize, file: Option<File>) {
-        let call = file.map(|file| Arc::new(OwnedFd::from(file)));
+    pub(super) fn set_vector(&mut self, vector: usize, file: Option<OwnedFd>) {
+        let call = file.map(Arc::new);
         let (session, number) = (self.number, vector as u16);
-        if self.admin.is_some() {
-            self.on_all(|reply| {
-                let call = call.clone();
-                Message::Vector { session, vector: number, call, reply }
-            });
-        }
+        self.on_all(|reply| {
+            let call = call.clone();
+            Message::Vector { session, vector: number, call, reply }
+        });
         self.vectors[vector] = call;
+        // An interrupt on the old file may have been missed.
+        if self.admin.is_some() {
+            self.interrupt(vector);
+        }
     }
 
     /// Interrupts the guest.
     pub(super) fn interrupt(&self, vector: usize) {
-        if let Some(call) = self.vectors.get(vector).and_then(Option::as_ref) {
-            (self.send)(self.home(), Message::Signal { call: call.clone() });
+        if self.vectors.get(vector).is_some_and(Option::is_some) {
+            let (session, vector) = (self.number, vector as u16);
+            (self.send)(self.home(), Message::Signal { session, vector });
         }
     }
 

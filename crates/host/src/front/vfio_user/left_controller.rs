@@ -108,8 +108,8 @@ impl Session {
         self.config.write(0, &left.config);
         self.table.iter_mut().zip(left.table).for_each(|(to, from)| *to = from);
         for (vector, fd) in left.vectors {
-            if let Some(place) = self.vectors.get_mut(usize::from(vector)) {
-                *place = Some(Arc::new(open(fd)?));
+            if usize::from(vector) < self.vectors.len() {
+                self.set_vector(vector.into(), Some(open(fd)?));
             }
         }
         self.registers = left.registers;

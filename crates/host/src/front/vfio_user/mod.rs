@@ -19,6 +19,7 @@
 //! | `left_controller` | a controller between two programs |
 //! | `decode` | I/O commands, checked |
 //! | `queue_group` | the I/O queues of a controller on a shard |
+//! | `interrupts` | the interrupts of controllers on a shard |
 //! | `queue_groups` | the front end of a shard |
 //!
 //! The guest and its virtual machine monitor are strangers. Their memory may change at any time, so
@@ -32,6 +33,7 @@ pub mod controllers;
 mod decode;
 mod dialogue;
 pub mod framing;
+mod interrupts;
 pub mod left_controller;
 mod nvme_registers;
 pub mod pci_config;

@@ -135,7 +135,7 @@ impl Session {
 
     /// Ends all queues, and waits until the device has returned the guest's memory.
     pub(super) fn disable(&mut self) {
-        self.close();
+        self.close(false);
         self.admin = None;
         self.bridge.reset();
     }

@@ -15,9 +15,8 @@ use fairq_device::Arbitration;
 
 use crate::device::Device;
 use crate::front::guest_memory::Guest;
-use crate::front::vfio_user::queue_group::{
-    LeftQueues, NewCq, NewGroup, NewSq, QueueGroup, signal,
-};
+use crate::front::vfio_user::interrupts::Interrupts;
+use crate::front::vfio_user::queue_group::{LeftQueues, NewCq, NewGroup, NewSq, QueueGroup};
 use crate::front::vhost::vrings::{Poll, STAGED};
 use crate::io::ring::{Event, Ring};
 use crate::shard::path::{DataPath, Finished};
@@ -118,13 +117,17 @@ pub enum Message {
     },
     /// Interrupt the guest.
     Signal {
-        /// The eventfd.
-        call: Arc<OwnedFd>,
+        /// The session.
+        session: u32,
+        /// The vector.
+        vector: u16,
     },
     /// The client has gone, or resets the controller: the session's group ends at once.
     Close {
         /// The session.
         session: u32,
+        /// Whether the session ends, and with it its interrupts.
+        is_end: bool,
         /// Dropped at the end.
         reply: Sender<()>,
     },
@@ -168,6 +171,7 @@ pub struct VfioUserFront {
     awake: Vec<u16>,
     /// The ones with something to signal, or that may have ended.
     changed: Vec<u16>,
+    interrupts: Interrupts,
     turns: Turns,
     weights: Arc<Weights>,
     poll: Poll,
@@ -183,6 +187,7 @@ impl VfioUserFront {
             groups: Vec::new(),
             awake: Vec::new(),
             changed: Vec::new(),
+            interrupts: Interrupts::default(),
             turns: Turns::default(),
             weights,
             poll,
@@ -241,8 +246,9 @@ impl VfioUserFront {
             // The session ends with its queues.
             return new.bridge.hang_up();
         }
+        let line = cq.ring.vector.map(|vector| self.interrupts.line(new.session, vector));
         if let Some(group) = self.of(new.session) {
-            return group.add_cq(cq);
+            return group.add_cq(cq, line);
         }
         let free = self.groups.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -251,7 +257,7 @@ impl VfioUserFront {
         });
         let client = path.client(new.volume.tenant);
         let mut group = Box::new(QueueGroup::new(index as u16, new, client));
-        group.add_cq(cq);
+        group.add_cq(cq, line);
         self.groups[index] = Some(group);
     }
 
@@ -299,8 +305,10 @@ impl Front for VfioUserFront {
                 }
             }
             Message::Memory { session, guest, is_removal, reply } => {
-                if let Some(group) = self.of(session) {
-                    group.move_to(ring, &guest, is_removal.then_some(reply));
+                let mut groups = self.groups.iter_mut().flatten();
+                if let Some(group) = groups.find(|group| group.session == session) {
+                    let moved = is_removal.then_some(reply);
+                    group.move_to(ring, &mut self.interrupts, &guest, moved);
                 }
             }
             Message::Arbitration { session, arbitration, reply: _reply } => {
@@ -315,9 +323,7 @@ impl Front for VfioUserFront {
                 self.awake_of(session);
             }
             Message::Vector { session, vector, call, reply: _reply } => {
-                if let Some(group) = self.of(session) {
-                    group.set_vector(ring, vector, call.as_ref());
-                }
+                self.interrupts.replace(ring, (session, vector), call);
             }
             Message::Leave { session, reply } => {
                 if let Some(group) = self.of(session) {
@@ -325,12 +331,14 @@ impl Front for VfioUserFront {
                 }
             }
             Message::Kick { session } => self.awake_of(session),
-            Message::Signal { call } => {
-                signal(ring, Some(&call));
-                // The kernel has the file before it is closed.
-                ring.enter(0, None);
+            Message::Signal { session, vector } => {
+                let line = self.interrupts.line(session, vector);
+                self.interrupts.signal(ring, line);
             }
-            Message::Close { session, reply } => {
+            Message::Close { session, is_end, reply } => {
+                if is_end {
+                    self.interrupts.end(ring, session);
+                }
                 if let Some(group) = self.of(session) {
                     group.close(&reply);
                 }
@@ -343,7 +351,7 @@ impl Front for VfioUserFront {
     fn notice<P: Port, D: Device>(
         &mut self,
         now_ns: u64,
-        _ring: &mut Ring,
+        ring: &mut Ring,
         path: &mut DataPath<P, D>,
         notice: Notice,
     ) {
@@ -367,14 +375,15 @@ impl Front for VfioUserFront {
                 self.change_all();
             }
             Notice::Second => {
+                self.interrupts.drop_ended(ring);
                 self.all().for_each(QueueGroup::second);
                 self.change_all();
             }
         }
     }
 
-    fn event(&mut self, _now_ns: u64, _ring: &mut Ring, _event: Event) {
-        // An eventfd could not be written to: its guest gets no interrupts.
+    fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
+        self.interrupts.ended(ring, event);
     }
 
     fn arrivals<P: Port, D: Device>(
@@ -422,10 +431,10 @@ impl Front for VfioUserFront {
         self.naps.end(now_ns);
         let mut changed = std::mem::take(&mut self.changed);
         for index in changed.drain(..) {
-            let Some(group) = self.group(index.into()) else { continue };
+            let Some(group) = self.groups[usize::from(index)].as_mut() else { continue };
             group.is_changed = false;
-            group.flush(ring);
-            if group.has_ended(ring) {
+            group.flush(ring, &mut self.interrupts);
+            if group.has_ended() {
                 self.awake.retain(|&awake| awake != index);
                 self.groups[usize::from(index)] = None;
             }

@@ -39,6 +39,7 @@ use crate::shard::volume::Volume;
 use crate::shard::{Message, Notice};
 
 mod arbitration;
+mod full_eventfds;
 mod other_drivers;
 mod resumed;
 

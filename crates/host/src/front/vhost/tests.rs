@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fairq_core::none::NonePolicy;
 use fairq_core::{FlowId, Native, Policy, Weight};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
@@ -13,7 +14,7 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -359,6 +360,41 @@ fn a_guest_that_breaks_the_rules_fails_alone() {
         assert!(start.elapsed() < PATIENCE, "the lost memory is not reported");
     }
     other.exercise(2);
+    host.stop();
+}
+
+/// A monitor does not read its eventfd for faults: the write of each fault ends with its queue.
+#[test]
+fn faults_that_a_monitor_does_not_read_do_not_add_up() {
+    let host = Host::start(1, Poll::Auto);
+    let error = EventFd::new(0).unwrap();
+    error.write(u64::MAX - 1).unwrap();
+    for _ in 0..30 {
+        let mut guest = Machines::boot(host.connect(false), 0, 1, None);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        guest.monitor.set_backend_request_fd(&theirs).unwrap();
+        let base = guest.monitor.get_vring_base(0).unwrap();
+        guest.monitor.set_vring_err(0, &error).unwrap();
+        guest.monitor.set_vring_base(0, base as u16).unwrap();
+        let (driver, kick, ..) = &mut guest.queues[0];
+        driver.submit(&guest.machine, &[(MEMORY, 16, false), (MEMORY / 2, 1, true)], false);
+        kick.write(1).unwrap();
+        guest.monitor.set_vring_kick(0, kick).unwrap();
+        std::io::Read::read_exact(&mut &ours, &mut [0; 12]).unwrap();
+        drop(guest);
+        let start = Instant::now();
+        while !host.sessions.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(start.elapsed() < PATIENCE, "the session does not end");
+        }
+    }
+    assert_eq!(error.read().unwrap(), u64::MAX - 1);
+    Machines::boot(host.connect(false), 0, 1, None).exercise(5);
+    // SAFETY: the eventfd stays open until the end of the test.
+    let error = unsafe { BorrowedFd::borrow_raw(error.as_raw_fd()) };
+    let mut ready = [PollFd::from_borrowed_fd(error, PollFlags::IN)];
+    let count = poll(&mut ready, Some(&Timespec::default())).unwrap();
+    assert_eq!(count, 0, "a write has outlived its queue");
     host.stop();
 }
 

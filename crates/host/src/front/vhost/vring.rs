@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use fairq_core::{FlowId, Op, Port};
-use io_uring::{opcode, squeue, types};
+use io_uring::{opcode, types};
 
 use crate::device::Device;
 use crate::front::attach::{QUEUE_TAGS, QueuePlace};
@@ -27,7 +27,7 @@ use crate::front::vhost::inflight::{Again, Region};
 use crate::front::vhost::link::Link;
 use crate::front::vhost::queue::{Buffer, Chain, Fault, Layout, Queue, packed_ring};
 use crate::io::memory::Memory;
-use crate::io::ring::{Asker, Ring, UserData};
+use crate::io::ring::{Asker, Event, Ring, UserData};
 use crate::observe::log_limit::STRANGERS;
 use crate::shard::fence::{Client, Reach};
 use crate::shard::path::{DataPath, Finished};
@@ -37,13 +37,11 @@ use crate::shard::volume::Volume;
 /// The most orders of a vring under way.
 const ORDERS: u32 = QUEUE_TAGS as u32;
 
-/// The bytes that an eventfd takes for one event.
-static ONE: u64 = 1;
-
 /// Kinds of ring operations, in the low bits of their user data.
 const KICK: u64 = 0;
 const CALL: u64 = 1;
 const CANCEL: u64 = 2;
+const ERROR: u64 = 3;
 
 /// The name of a vring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,7 +134,9 @@ pub struct Vring {
     again: VecDeque<Again>,
     kick: OwnedFd,
     calls: Calls,
-    error: Option<OwnedFd>,
+    /// Calls its monitor when the device has failed.
+    errors: Calls,
+    has_reported: bool,
     volume: Volume,
     has_flush: bool,
     link: Arc<Link>,
@@ -187,6 +187,9 @@ impl Vring {
             reach: None,
             is_change: false,
         };
+        let name = |kind| UserData { asker: Asker::Vhost, value: u64::from(index) << 2 | kind };
+        let calls =
+            |file: Option<OwnedFd>, kind| Calls::new(file.map(Arc::new), name(kind), name(CANCEL));
         Vring {
             index,
             key,
@@ -199,8 +202,9 @@ impl Vring {
             region,
             again: again.into(),
             kick,
-            calls: Calls::new(call),
-            error,
+            calls: calls(call, CALL),
+            errors: calls(error, ERROR),
+            has_reported: false,
             volume,
             has_flush,
             link,
@@ -261,16 +265,24 @@ impl Vring {
         UserData { asker: Asker::Vhost, value: u64::from(self.index) << 2 | kind }
     }
 
-    /// The vring of an event, and whether the event is a kick; `None` for an event to ignore.
-    pub fn of_event(value: u64) -> Option<(usize, bool)> {
-        let kind = value & 3;
-        matches!(kind, KICK | CALL).then_some(((value >> 2) as usize, kind == KICK))
+    /// The vring of an event; `None` for an event to ignore.
+    pub fn of_event(value: u64) -> Option<usize> {
+        (value & 3 != CANCEL).then_some((value >> 2) as usize)
     }
 
-    /// A write that calls the guest has completed.
-    pub fn called(&mut self, ring: &mut Ring) {
-        let name = self.event(CALL);
-        self.calls.ended(ring, name);
+    /// Takes an event. True if it is a kick.
+    pub fn take(&mut self, ring: &mut Ring, event: Event, awaits_kicks: bool) -> bool {
+        match event.data.value & 3 {
+            CALL => self.calls.ended(ring),
+            ERROR => self.errors.ended(ring),
+            _ => {
+                if self.kicked(event.result) && awaits_kicks {
+                    self.await_kick(ring);
+                }
+                return true;
+            }
+        }
+        false
     }
 
     /// Waits for the next kick.
@@ -286,7 +298,7 @@ impl Vring {
     }
 
     /// Takes a kick. True if the next one is to be awaited.
-    pub fn kicked(&mut self, result: i32) -> bool {
+    fn kicked(&mut self, result: i32) -> bool {
         self.kick_in_ring = false;
         // A read of an eventfd returns 8 bytes. Of the errors, only these two permit a retry.
         result == 8 || matches!(-result, libc::EAGAIN | libc::EINTR)
@@ -613,30 +625,19 @@ impl Vring {
             self.region.published(&self.queue);
             has_called = self.queue.wants_call();
             if has_called {
-                self.calls.call(ring, self.event(CALL));
+                self.calls.call(ring);
             }
             if self.guest.is_broken() {
                 self.fail(Fault::Shrunk);
             }
         }
         if self.link.has_failed() {
-            if let Some(error) = self.error.take() {
-                self.signal(ring, &error);
-                // This submits the write before the file is closed.
-                ring.enter(0, None);
+            if !std::mem::replace(&mut self.has_reported, true) {
+                self.errors.call(ring);
             }
             self.hang_up();
         }
         has_called
-    }
-
-    /// Writes an event to an eventfd, on the ring because the write may block.
-    fn signal(&self, ring: &mut Ring, file: &OwnedFd) {
-        let fd = types::Fd(file.as_raw_fd());
-        let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
-        let write = write.flags(squeue::Flags::SKIP_SUCCESS);
-        // SAFETY: the bytes are a constant.
-        unsafe { ring.push(write, self.event(CANCEL)) };
     }
 
     /// Marks the guest's device as failed and stops this vring; the others stop in a later turn.
@@ -730,8 +731,9 @@ impl Vring {
 
     /// Calls the guest on another file.
     pub fn set_call(&mut self, ring: &mut Ring, call: Option<OwnedFd>) {
-        let name = self.event(CALL);
-        self.calls.replace(ring, call, name);
+        self.calls.replace(ring, call.map(Arc::new));
+        // A call on the old file may have been missed.
+        self.calls.call(ring);
     }
 
     /// The range has this many bytes.
@@ -781,12 +783,8 @@ impl Vring {
         if !is_over || self.busy > 0 || !self.again.is_empty() {
             return false;
         }
-        if self.kick_in_ring {
-            ring.cancel(self.event(KICK), self.event(CANCEL));
-            return false;
-        }
-        let (name, cancellation) = (self.event(CALL), self.event(CANCEL));
-        if !self.calls.has_ended(ring, name, cancellation) {
+        let has_kick = !self.halt(ring, true);
+        if !self.calls.has_ended(ring) | !self.errors.has_ended(ring) | has_kick {
             return false;
         }
         match self.stopping.take() {

@@ -264,17 +264,11 @@ impl Front for VhostFront {
     }
 
     fn event(&mut self, _now_ns: u64, ring: &mut Ring, event: Event) {
-        let Some((index, is_kick)) = Vring::of_event(event.data.value) else { return };
-        let is_halted = self.is_halted;
-        let Some(vring) = self.vring(index) else { return };
-        if !is_kick {
-            vring.called(ring);
-            return self.change(index);
+        let Some(index) = Vring::of_event(event.data.value) else { return };
+        let awaits_kicks = !self.is_halted;
+        if self.vring(index).is_some_and(|vring| vring.take(ring, event, awaits_kicks)) {
+            self.awake(index);
         }
-        if vring.kicked(event.result) && !is_halted {
-            vring.await_kick(ring);
-        }
-        self.awake(index);
         self.change(index);
     }
 

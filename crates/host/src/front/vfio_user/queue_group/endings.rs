@@ -1,27 +1,28 @@
 //! Changes of a group from outside, its failure, and its end.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-
-use io_uring::{opcode, squeue, types};
 
 use super::guest_ring::Fault;
 use super::{Old, QueueGroup, State};
 use crate::front::guest_memory::Guest;
-use crate::io::ring::{Asker, Ring, UserData};
+use crate::front::vfio_user::interrupts::Interrupts;
+use crate::io::ring::Ring;
 use crate::observe::log_limit::STRANGERS;
-
-/// The bytes that an eventfd takes for one event.
-static ONE: u64 = 1;
 
 impl QueueGroup {
     /// Calls the guest for the completions that it has got.
-    pub fn flush(&mut self, ring: &mut Ring) {
+    pub(in crate::front::vfio_user) fn flush(
+        &mut self,
+        ring: &mut Ring,
+        interrupts: &mut Interrupts,
+    ) {
         if std::mem::take(&mut self.has_posted) && !self.is_dead() {
             for cq in self.cqs.iter_mut().flatten() {
-                if std::mem::take(&mut cq.has_posted) && cq.ring.vector.is_some() {
-                    signal(ring, cq.call.as_deref());
+                if std::mem::take(&mut cq.has_posted)
+                    && let Some(line) = cq.line
+                {
+                    interrupts.signal(ring, line);
                 }
             }
             if self.guest.is_broken() {
@@ -33,21 +34,16 @@ impl QueueGroup {
         }
     }
 
-    /// Interrupts by another eventfd.
-    pub fn set_vector(&mut self, ring: &mut Ring, vector: u16, call: Option<&Arc<OwnedFd>>) {
-        for cq in self.cqs.iter_mut().flatten().filter(|cq| cq.ring.vector == Some(vector)) {
-            // The kernel has the old file before it is closed.
-            ring.enter(0, None);
-            cq.call = call.cloned();
-            // An interrupt on the old file may have been missed.
-            signal(ring, cq.call.as_deref());
-        }
-    }
-
     /// Goes on in another generation of the guest's memory; drops `moved` when no command has
     /// memory of the one before.
-    pub fn move_to(&mut self, ring: &mut Ring, guest: &Arc<Guest>, moved: Option<Sender<()>>) {
-        self.flush(ring);
+    pub(in crate::front::vfio_user) fn move_to(
+        &mut self,
+        ring: &mut Ring,
+        interrupts: &mut Interrupts,
+        guest: &Arc<Guest>,
+        moved: Option<Sender<()>>,
+    ) {
+        self.flush(ring, interrupts);
         let old = std::mem::replace(&mut self.guest, guest.clone());
         if self.of_generation > 0 {
             let (number, commands) = (self.generation, self.of_generation);
@@ -161,7 +157,7 @@ impl QueueGroup {
     }
 
     /// Whether nothing is left to do; it may then be dropped.
-    pub fn has_ended(&mut self, ring: &mut Ring) -> bool {
+    pub fn has_ended(&self) -> bool {
         let is_over = match self.state {
             State::Open => false,
             State::Draining | State::Detached => true,
@@ -170,21 +166,9 @@ impl QueueGroup {
         if !is_over || self.free.len() < self.commands.len() || !self.again.is_empty() {
             return false;
         }
-        // The kernel has the files of interrupts before they are closed.
-        ring.enter(0, None);
         if self.closing.is_empty() {
             self.bridge.hang_up();
         }
         true
     }
-}
-
-/// Adds an event to an eventfd. The ring does that, since an eventfd may make its writer wait.
-pub(in crate::front::vfio_user) fn signal(ring: &mut Ring, file: Option<&OwnedFd>) {
-    let Some(file) = file else { return };
-    let fd = types::Fd(file.as_raw_fd());
-    let write = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
-    let write = write.flags(squeue::Flags::SKIP_SUCCESS);
-    // SAFETY: the bytes are a constant.
-    unsafe { ring.push(write, UserData { asker: Asker::VfioUser, value: 0 }) };
 }

@@ -21,7 +21,6 @@
 //! most 513 stretches.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -45,7 +44,6 @@ use crate::shard::request::{Cursor, Request as Orders};
 use crate::shard::volume::Volume;
 
 use buffered::Buffer;
-pub(super) use endings::signal;
 pub(super) use guest_ring::{Fault, GuestRing, Which};
 
 mod buffered;
@@ -57,8 +55,6 @@ mod guest_ring;
 pub struct NewCq {
     pub(super) id: u16,
     pub(super) ring: CqTail<GuestRing>,
-    /// The eventfd of its vector.
-    pub(super) call: Option<Arc<OwnedFd>>,
 }
 
 /// A submission queue to serve.
@@ -96,7 +92,8 @@ struct Sq {
 
 struct Cq {
     ring: CqTail<GuestRing>,
-    call: Option<Arc<OwnedFd>>,
+    /// The line of its interrupts.
+    line: Option<usize>,
     has_posted: bool,
 }
 
@@ -331,11 +328,11 @@ impl QueueGroup {
 
     // Queues.
 
-    /// Adds a completion queue.
-    pub fn add_cq(&mut self, new: NewCq) {
-        let NewCq { id, ring, call } = new;
+    /// Adds a completion queue, which interrupts by this line.
+    pub fn add_cq(&mut self, new: NewCq, line: Option<usize>) {
+        let NewCq { id, ring } = new;
         if let Some(place) = self.cqs.get_mut(usize::from(id)) {
-            *place = Some(Cq { ring, call, has_posted: false });
+            *place = Some(Cq { ring, line, has_posted: false });
         }
     }
 
