@@ -90,10 +90,8 @@ const DEPTHS: u64 = 8;
 const SCALE_MAX: u64 = 7;
 
 /// Thresholds are halved until all flows together are served tau_l units in one part in this many
-/// of a period. The paper's device serves them in 1/400. If there are more flows than in the
-/// paper's tests, each of them is served less, and the part is as many times smaller.
+/// of a period. The paper's device serves them in 1/400.
 const PERIOD_PARTS: u64 = 128;
-const PAPERS_FLOWS: usize = 64;
 
 /// A flow may be ahead of global virtual time by this many times tau_w. The factor is more than 1,
 /// so that Eq. 2 sees unfairness before that is forgiven. It is not more than 2, because debt that
@@ -489,9 +487,9 @@ impl Adjuster {
 
     /// The number of times to halve the thresholds, of which tau_l is `low` units.
     fn scale(&self, low: u64) -> u64 {
-        let crowd = (self.samples.len() / PAPERS_FLOWS).max(1) as u64;
-        let part = self.served / PERIOD_PARTS / crowd;
-        (0..SCALE_MAX).find(|&scale| low >> scale <= part).unwrap_or(SCALE_MAX)
+        (0..SCALE_MAX)
+            .find(|&scale| low >> scale <= self.served / PERIOD_PARTS)
+            .unwrap_or(SCALE_MAX)
     }
 }
 
