@@ -4,8 +4,8 @@
  *
  * Each I/O queue of the driver belongs to a hardware context, and is of the medium class. nvmeq->more has a further struct
  * nvme_queue for each other class, of which only the submission side is used. All of them share the completion queue: a context
- * has one set of tags, so no more commands can be under way than the completion queue has entries. For the same reason no
- * submission queue can become full.
+ * has one set of tags, so no more commands can be under way than the completion queue has entries. Each submission queue has as
+ * many entries, so none of them can become full.
  *
  * nvmeq->classes has the queue of each class once the queues are created, and only NULL pointers on a drive without classes.
  * Without queues of the urgent class, its entry is the queue of the high class. The classes medium, high, low and urgent have the
@@ -63,7 +63,7 @@ static int fairq_priority(struct nvme_queue *nvmeq)
 	return (nvmeq->cq ? nvmeq - nvmeq->cq->more : FAIRQ_MEDIUM) << 1;
 }
 
-/* Requests as many queues as all classes need; where there are fewer, there are fewer contexts. */
+/* Requests as many queues as all classes need. If the controller grants fewer, there are fewer contexts. */
 static int fairq_set_queue_count(struct nvme_dev *dev, int *count)
 {
 	int all = *count * dev->sqs;

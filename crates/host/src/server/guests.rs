@@ -82,7 +82,7 @@ pub(super) struct GuestSocket {
     task: Option<AbortHandle>,
     /// Whether the socket's file is removed when the socket is closed.
     owns_name: bool,
-    /// The directory that contains only this socket's file, and is removed with the file.
+    /// The directory that was made for this socket alone, if there is one; removed with the file.
     folder: Option<PathBuf>,
 }
 
