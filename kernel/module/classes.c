@@ -11,7 +11,7 @@ static u64 packed(const struct fairq_class_weights *weights)
 	return (u64)weights->high << 32 | weights->medium << 16 | weights->low;
 }
 
-/* Where the driver fails it says so, and the next tick tries again. */
+/* If the driver fails, it logs a warning. fq->weights then still differs from the wanted weights, so the next tick retries. */
 void fairq_reweigh(struct work_struct *work)
 {
 	struct fairq_queue *fq = container_of(work, struct fairq_queue, reweigh);

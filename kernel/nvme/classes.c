@@ -2,13 +2,14 @@
 /*
  * Submission queues for the classes of NVMe's weighted round robin; `change` includes this file in the driver's pci.c.
  *
- * Each I/O queue of the driver, a hardware context's, is of the medium class. Beside it there is one for each other class in
- * nvmeq->more, a struct nvme_queue of which only the submission side is used. All of them share the completion queue: a context
- * has one set of tags, so no more commands can be under way than the completion queue has entries. For the same reason no class
- * can take another one's places in its queue.
+ * Each I/O queue of the driver belongs to a hardware context, and is of the medium class. nvmeq->more has a further struct
+ * nvme_queue for each other class, of which only the submission side is used. All of them share the completion queue: a context
+ * has one set of tags, so no more commands can be under way than the completion queue has entries. Each submission queue has as
+ * many entries, so none of them can become full.
  *
- * nvmeq->classes has the queue of each class while they are there, and only NULL on a drive without classes. Queue N of context
- * C has the number C + N * (number of contexts).
+ * nvmeq->classes has the queue of each class once the queues are created, and only NULL pointers on a drive without classes.
+ * Without queues of the urgent class, its entry is the queue of the high class. The classes medium, high, low and urgent have the
+ * indices N = 0 to 3: the queue of class N in context C has the number C + N * (number of contexts).
  */
 
 static bool wrr = true;
@@ -17,7 +18,7 @@ MODULE_PARM_DESC(wrr, "use weighted round robin where the controller has it (Y)"
 
 static bool urgent;
 module_param(urgent, bool, 0444);
-MODULE_PARM_DESC(urgent, "have queues of the urgent class, too (N); without them it is the high class");
+MODULE_PARM_DESC(urgent, "have queues of the urgent class, too (N); without them, urgent commands use the high class");
 
 static bool passthrough_classes;
 module_param(passthrough_classes, bool, 0644);
@@ -31,10 +32,10 @@ static int nvme_delete_queue(struct nvme_queue *nvmeq, u8 opcode);
 
 /* CAP.AMS */
 #define FAIRQ_CAP_WRR BIT_ULL(17)
-/* The driver's own limits for drives that are not like others. */
+/* Drives with these quirks get no classes: their tags, queue entries or queue depths differ from those of NVMe. */
 #define FAIRQ_QUIRKS (NVME_QUIRK_SHARED_TAGS | NVME_QUIRK_128_BYTES_SQES | NVME_QUIRK_QDEPTH_ONE)
 
-/* Once for a device: memory is sized by it, and a reset does not change it. */
+/* Finds the number of classes once for a device: sizes of memory depend on it, so a reset must not change it. */
 static void fairq_find_classes(struct nvme_dev *dev)
 {
 	if (dev->sqs)
@@ -44,7 +45,7 @@ static void fairq_find_classes(struct nvme_dev *dev)
 		dev->sqs = urgent ? 4 : 3;
 }
 
-/* The core of the driver knows no arbitration, so CC.AMS is added as CC is written. */
+/* nvme-core always selects plain round robin in CC, so the method (CC.AMS) is added here when CC is written. */
 static u32 fairq_register(struct nvme_dev *dev, u32 off, u32 val)
 {
 	return off == NVME_REG_CC && dev->sqs > 1 ? val | NVME_CC_AMS_WRRU : val;
@@ -62,7 +63,7 @@ static int fairq_priority(struct nvme_queue *nvmeq)
 	return (nvmeq->cq ? nvmeq - nvmeq->cq->more : FAIRQ_MEDIUM) << 1;
 }
 
-/* Requests as many queues as all classes need; where there are fewer, there are fewer contexts. */
+/* Requests as many queues as all classes need. If the controller grants fewer, there are fewer contexts. */
 static int fairq_set_queue_count(struct nvme_dev *dev, int *count)
 {
 	int all = *count * dev->sqs;
@@ -71,13 +72,13 @@ static int fairq_set_queue_count(struct nvme_dev *dev, int *count)
 	if (error < 0)
 		return error;
 	*count = all / dev->sqs;
-	/* Not even for one context: its only queue is of the medium class. */
+	/* Too few queues for the classes of even one context: it gets only its queue of the medium class. */
 	if (!*count)
 		*count = min(all, 1);
 	return 0;
 }
 
-/* Memory for the classes of a queue. Without it there are no classes. */
+/* Allocates the queues of the other classes of a context. If this fails, the context has no classes. */
 static void fairq_alloc(struct nvme_dev *dev, struct nvme_queue *nvmeq)
 {
 	struct nvme_queue *sq;
@@ -97,7 +98,7 @@ static void fairq_alloc(struct nvme_dev *dev, struct nvme_queue *nvmeq)
 		sq->sqes = nvmeq->sqes;
 		sq->q_depth = nvmeq->q_depth;
 		spin_lock_init(&sq->sq_lock);
-		/* As the admin queue: not in the controller's memory, which is sized for one queue a context. */
+		/* The number 0, the admin queue's, keeps the queue out of the controller's memory, which is sized for one a context. */
 		if (nvme_alloc_sq_cmds(dev, sq, 0))
 			sq->sq_cmds = NULL;
 	}
@@ -119,7 +120,7 @@ static void fairq_free(struct nvme_queue *nvmeq)
 
 static int fairq_create_sq(struct nvme_dev *dev, struct nvme_queue *nvmeq, int class)
 {
-	/* The urgent one comes last, because there may be none. */
+	/* The index N of each class (see above). The urgent class is the last one, because it may have no queue. */
 	static const int places[FAIRQ_SQS] = { 3, 1, 0, 2 };
 	struct nvme_queue *sq = &nvmeq->more[class];
 	u16 qid = nvmeq->qid + places[class] * dev->max_qid;
@@ -141,7 +142,7 @@ static void fairq_forget(struct nvme_queue *nvmeq)
 	memset(nvmeq->classes, 0, sizeof(nvmeq->classes));
 }
 
-/* Whether it is a queue of its own, which has been created. */
+/* Whether the class has a submission queue of its own, and this queue has been created. */
 static bool fairq_is_created(struct nvme_queue *nvmeq, int class)
 {
 	return nvmeq->more && nvmeq->classes[class] == &nvmeq->more[class];
@@ -177,7 +178,7 @@ static void fairq_create(struct nvme_dev *dev, struct nvme_queue *nvmeq)
 		nvmeq->classes[FAIRQ_URGENT] = nvmeq->classes[FAIRQ_HIGH];
 }
 
-/* Deletes the classes of all queues, before the queues themselves. False: the controller does not answer. */
+/* Deletes the queues of the other classes, before those of the medium class. Returns false if the controller does not answer. */
 static bool fairq_delete_all(struct nvme_dev *dev)
 {
 	unsigned long timeout = dev->ctrl.admin_timeout;
@@ -207,7 +208,7 @@ static unsigned int fairq_passthrough_class(struct nvme_command *cmd)
 	return word >> 24 & 3;
 }
 
-/* Rings the doorbells of all classes but one that have commands for which none was rung. */
+/* Rings the doorbells of all queues, except one, that have commands of which the controller has not been notified. */
 static void fairq_ring(struct nvme_queue *nvmeq, struct nvme_queue *except)
 {
 	int class;
@@ -226,7 +227,7 @@ static void fairq_ring(struct nvme_queue *nvmeq, struct nvme_queue *except)
 	}
 }
 
-/* The queue for a command, which is noted in it. The last command of a list rings the other classes' doorbells. */
+/* The submission queue for a command; iod->sq records it. The last command of a list rings the other classes' doorbells. */
 static struct nvme_queue *fairq_sq_for(struct nvme_queue *nvmeq, struct request *req, bool last)
 {
 	struct nvme_iod *iod = blk_mq_rq_to_pdu(req);
@@ -285,7 +286,7 @@ static int fairq_set_arbitration(struct nvme_dev *dev)
 	return status > 0 ? -EIO : status;
 }
 
-/* All queues have been created, at first or after a reset. */
+/* Called when all queues have been created, at first or after a reset. */
 static void fairq_ready(struct nvme_dev *dev)
 {
 	unsigned int i;

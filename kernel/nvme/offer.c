@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The driver's queue classes for others; a part of pci.c, as classes.c is.
+ * The driver's interface to its queue classes, for schedulers and programs; a part of pci.c, as classes.c is.
  *
  * - Schedulers: fairq_nvme_classes, see ../module/classes.h.
  * - Programs: the attribute `classes` of the controller (/sys/class/nvme/nvme0/classes) has a line for each class with its
@@ -18,7 +18,7 @@ static const char *fairq_refusal(struct request_queue *q)
 		return NULL;
 	if (!(dev->ctrl.cap & FAIRQ_CAP_WRR))
 		return "its controller has no weighted round robin (CAP.AMS)";
-	return wrr ? "its controller has too few queues for classes, or there was no memory" :
+	return wrr ? "its controller has a quirk or too few queues for classes, or there was no memory" :
 		     "the NVMe driver was loaded with wrr=0";
 }
 
@@ -26,7 +26,7 @@ static int fairq_set_class_weights(struct nvme_dev *dev, u16 high, u16 medium, u
 {
 	if (!high || !medium || !low || max3(high, medium, low) > 256)
 		return -EINVAL;
-	/* An arbitration burst of one command: a class's weight is the number of its commands in a round. */
+	/* The arbitration burst is one command, so the weight of a class is the number of its commands in a round. */
 	WRITE_ONCE(dev->arbitration, (high - 1) << 24 | (medium - 1) << 16 | (low - 1) << 8);
 	return fairq_set_arbitration(dev);
 }
@@ -57,7 +57,7 @@ static ssize_t classes_show(struct device *device, struct device_attribute *attr
 
 		if (class == FAIRQ_URGENT && dev->sqs < FAIRQ_SQS)
 			continue;
-		/* All weighted classes come after the urgent one, which has no weight. */
+		/* Bits 31:24, 23:16 and 15:8 have the weights of high, medium and low, less 1; urgent has none. */
 		if (class != FAIRQ_URGENT)
 			weight = (READ_ONCE(dev->arbitration) >> (8 * (FAIRQ_SQS - class)) & 0xff) + 1;
 		for (i = 1; i < dev->online_queues; i++) {

@@ -4,8 +4,8 @@
  * high, 2 medium, 3 low), one after the other. Prints the mean time of one.
  *
  * This is the shortest way to a drive that the stock kernel has: the command is the caller's, the block layer adds a request, and
- * the completion queue is polled. The driver takes the class with its parameter passthrough_classes=1, and has queues that can be
- * polled with poll_queues=1.
+ * the completion queue is polled. The driver's parameter passthrough_classes=1 makes it use the class, and poll_queues=1 makes it
+ * create a queue for polling.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -3,9 +3,9 @@
 //! **Problem.** A shard has a fixed number of tags, for which the policy was built. A front end
 //! that used more tags than its share would delay the others' requests. **Model.** The number of
 //! tags of a shard is the sum of the orders that its front ends may have in flight: those of NBD's
-//! connections, and [`QUEUE_TAGS`] for each queue of a guest. The number of all guests' queues on a
-//! shard is bounded ([`Places`]). A queue reserves its place when it starts; if none is free, it is
-//! refused with a message that says what is exhausted.
+//! connections, and [`QUEUE_TAGS`] for each queue of a guest or a block device. The number of these
+//! queues on a shard is bounded ([`Places`]). A queue reserves its place when it starts; if none is
+//! free, the queue is refused with a message that names the exhausted resource.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub const QUEUE_TAGS: usize = 256;
 pub enum Exhausted {
     /// The shard has its largest number of queues.
     #[error(
-        "all {0} queues of guests and block devices on a shard are in use: detach one, or raise limits.guest-queues \
-         and restart the server"
+        "all {0} queues of guests and block devices on a shard are in use: detach one, or raise \
+         limits.guest-queues and restart the server"
     )]
     Queues(usize),
     /// The memory of connections is used up.
@@ -61,7 +61,7 @@ impl Places {
     }
 }
 
-/// An attached guest; it exists as long as its session or one of its queues.
+/// An attached guest or block device; it exists as long as its session or one of its queues.
 #[derive(Debug)]
 pub struct Attachment {
     places: Arc<Places>,

@@ -321,7 +321,7 @@ pub(super) fn word(guest: &Guest, address: u64) -> Result<&AtomicU32, Outside> {
 /// Reads 16 bytes as two words in the machine's byte order.
 ///
 /// # Safety
-/// The bytes are in a guest's memory that is mapped.
+/// The 16 bytes must be in a guest's mapped memory.
 #[inline]
 pub(super) unsafe fn read16(from: *const u8) -> [u64; 2] {
     let mut words = [0u64; 2];
@@ -343,7 +343,7 @@ pub(super) unsafe fn read16(from: *const u8) -> [u64; 2] {
 /// Copies bytes of a guest's memory, starting `skip` bytes after its start; returns their number.
 ///
 /// # Safety
-/// The memory is a guest's that is mapped.
+/// The memory must be a guest's mapped memory.
 pub(super) unsafe fn read(memory: &[Memory], mut skip: u64, out: &mut [u8]) -> usize {
     let mut filled = 0;
     for part in memory {
@@ -363,7 +363,7 @@ pub(super) unsafe fn read(memory: &[Memory], mut skip: u64, out: &mut [u8]) -> u
 /// Copies as many bytes as fit to the start of a guest's memory; returns their number.
 ///
 /// # Safety
-/// The memory is a guest's that is mapped.
+/// The memory must be a guest's mapped memory.
 pub(super) unsafe fn write(memory: &[Memory], bytes: &[u8]) -> usize {
     let mut written = 0;
     for part in memory {
@@ -420,7 +420,7 @@ pub(crate) mod tests {
             let outside = Outside { address, length: length.into() };
             assert_eq!(lengths(&guest, address, length), Err(outside));
         }
-        // The region at 0x8000 begins 0x200 bytes into the file, where 0x1000 does not.
+        // The region at 0x8000 begins in the middle of a page of the file, at 0x200.
         let mut part = Vec::new();
         guest.translate(0x8000, 4, &mut part).unwrap();
         // SAFETY: mapped memory of this test.

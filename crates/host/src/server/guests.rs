@@ -82,7 +82,7 @@ pub(super) struct GuestSocket {
     task: Option<AbortHandle>,
     /// Whether the socket's file is removed when the socket is closed.
     owns_name: bool,
-    /// The directory of its own, which is removed with the file.
+    /// The directory that was made for this socket alone, if there is one; removed with the file.
     folder: Option<PathBuf>,
 }
 
@@ -301,7 +301,7 @@ impl ControlThread<'_> {
         result
     }
 
-    /// [`Self::fit_guests`], which logs the error.
+    /// Calls [`Self::fit_guests`], and logs the error.
     pub(super) fn fit_guests_or_log(&mut self) {
         if let Err(error) = self.fit_guests() {
             tracing::error!("{error}");
@@ -315,7 +315,9 @@ impl ControlThread<'_> {
             return Err(refuse("there is no such directory: create it or choose another one"));
         }
         if is_whole(at) && !self.server.config.listen.contains(at) {
-            return Err(refuse("a controller has the whole device from the start of the server"));
+            return Err(refuse(
+                "a controller of the whole device can be opened only when the server starts",
+            ));
         }
         if self.guest_directories.contains(at) {
             return Err(refuse("it is listed twice"));

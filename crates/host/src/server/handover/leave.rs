@@ -32,7 +32,7 @@ use crate::shard::halt::Halt;
 
 /// The pause between two checks for threads that wait for a file system.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The time that handshakes under way have to end.
+/// The time after which an upgrade no longer waits for handshakes that are under way.
 const HANDSHAKES: Duration = Duration::from_millis(500);
 /// The time without an upgrade after which clients are accepted again.
 const ABANDONED: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ impl FromStr for Predecessor {
         let numbers = text.split_once(':').and_then(|(program, state)| {
             Some(Predecessor { program: program.parse().ok()?, state: state.parse().ok()? })
         });
-        numbers.ok_or_else(|| format!("{text}: two descriptors, as in 7:9"))
+        numbers.ok_or_else(|| format!("{text}: expected two descriptors, as in 7:9"))
     }
 }
 
@@ -84,7 +84,7 @@ impl Predecessor {
         State::read(&File::from(copy(self.state)?))
     }
 
-    /// Executes it again, as [`Successor`] would; returns only the error.
+    /// Executes the previous program again, in this process; returns only the error.
     pub fn execute(self, name: &OsStr, args: &[OsString]) -> io::Error {
         let program = format!("/proc/self/fd/{}", self.program);
         Command::new(program).arg0(name).args(args).exec()
@@ -133,9 +133,9 @@ impl ControlThread<'_> {
         let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         if 2 * open + DESCRIPTORS > limit {
             return Err(refuse(format!(
-                "the next program needs as many descriptors as are open ({open}) and some more, \
-                 and the limit for both is {limit}: raise LimitNOFILE=, or restart the server \
-                 instead"
+                "{open} descriptors are open, the next program needs a copy of each and up to \
+                 {DESCRIPTORS} of its own, and the limit is {limit}: raise LimitNOFILE=, or \
+                 restart the server instead"
             )));
         }
         if !(self.closing.is_empty() && self.openings.is_empty()) {
@@ -186,7 +186,8 @@ impl ControlThread<'_> {
         if let Err(error) = self.may_leave() {
             return error;
         }
-        // Guests' sessions handle no message from before the shards stand still.
+        // `with_states` locks the sessions of guests, which then handle no message while the shards
+        // stand still.
         let (guests, controllers) = (self.server.sessions.pause(), self.server.controllers.pause());
         let error = controllers.with_states(PATIENCE, |controllers| {
             guests.with_states(|guests| {
@@ -196,7 +197,7 @@ impl ControlThread<'_> {
         });
         let error = error.unwrap_or_else(|| {
             Err(refuse(
-                "a guest resets its controller, or deletes a queue, which waits for the device: \
+                "a guest resets its controller or deletes a queue, and this waits for the device: \
                  try again later",
             ))
         });
@@ -222,8 +223,8 @@ impl ControlThread<'_> {
             let left = deadline.saturating_duration_since(Instant::now());
             if replies.recv_timeout(left).is_err() {
                 return Err(refuse(format!(
-                    "the device has not answered its requests within {} ms: see to it, or try \
-                     again",
+                    "the device has not answered its requests within {} ms: check the device, or \
+                     try again",
                     PATIENCE.as_millis()
                 )));
             }
@@ -233,7 +234,8 @@ impl ControlThread<'_> {
         while has_uninterruptible_thread() {
             if Instant::now() > deadline {
                 return Err(refuse(
-                    "a thread waits for a file system or a device that does not answer: see to it",
+                    "a thread waits for a file system or a device that does not answer: check both, \
+                     and try again",
                 ));
             }
             std::thread::sleep(PAUSE);
@@ -258,8 +260,8 @@ impl ControlThread<'_> {
         block_signals();
         let kept = keep_open(fds.iter().copied(), true);
         let result = kept.and_then(|()| successor.execute(area.file()?));
-        // The failed attempt has given this signal its default effect, the end of the process.
-        // SAFETY: ignoring a signal installs no handler.
+        // The failed attempt has set SIGPIPE to its default action, which ends the process. SAFETY:
+        // ignoring a signal installs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         unblock_signals();
         keep_open(fds, false).map_err(refuse)?;

@@ -8,7 +8,7 @@
 //! so the previous one can be executed again and go on.
 //!
 //! ```text
-//!   head: mark, version, where the text is │ bytes of connections and memory │ text: State
+//!   head: mark, version, span of the text │ bytes of connections and memory │ text: State
 //! ```
 //!
 //! **Bounds.** The device has 500 ms to complete its requests; otherwise the upgrade fails and the
@@ -57,7 +57,7 @@ const HEAD: usize = 32;
 pub struct State {
     /// The version of the program.
     pub program: String,
-    /// The operator's part of the state.
+    /// The value that the caller of [`crate::server::Admin::upgrade`] has passed on.
     pub operator: serde_json::Value,
     /// The number of upgrades in this process.
     pub upgrades: u64,
@@ -65,7 +65,7 @@ pub struct State {
     pub device: Left,
     /// The tenants in their order.
     pub tenants: Vec<LeftTenant>,
-    /// The tenant of clients that name no export, and whether the operator has named it.
+    /// The default tenant, for clients that name no export, and whether the operator has chosen it.
     pub default: Option<(String, bool)>,
     clock_origin_ns: u64,
     elapsed: Duration,
@@ -73,7 +73,7 @@ pub struct State {
     /// The directories with a socket for the guests of each tenant.
     #[serde(default)]
     guest_directories: Vec<PathBuf>,
-    /// The same for NVMe controllers.
+    /// The directories with a socket for the controllers of each tenant.
     #[serde(default)]
     controller_directories: Vec<PathBuf>,
     groups: Vec<LeftGroup>,
@@ -100,11 +100,12 @@ pub struct LeftTenant {
     pub base: u64,
     /// The size of its range, in bytes.
     pub size: u64,
-    /// Its range is to be zeroed before it can be opened.
+    /// Whether the range has to be zeroed before clients can open the tenant.
     pub zero: bool,
     number: u16,
     caps: Option<LeftCaps>,
-    /// Whether it has unsynced data, and its error.
+    /// Whether it may have writes that are not on stable storage, and the errno of a failed write
+    /// or sync.
     write_back: (bool, Option<i32>),
     waited: u64,
     /// `None` for a tenant that has had no requests.
@@ -133,7 +134,7 @@ struct LeftGroup {
     caps: Vec<Option<LeftCaps>>,
 }
 
-/// The amounts taken from caps.
+/// The statistics of a flow's or a group's caps, and the amounts taken from them.
 #[derive(Serialize, Deserialize)]
 struct LeftCaps {
     held: u64,
@@ -218,7 +219,7 @@ impl State {
     }
 }
 
-/// The state that the previous program has left, until this one serves.
+/// The previous program's state and descriptors; kept until this program serves.
 pub struct Before {
     /// The state.
     pub state: State,
@@ -257,7 +258,7 @@ impl Before {
         Ok(Inherited { files, memory: self.state.device.memory.iter().map(part).collect() })
     }
 
-    /// This program serves now: closes the descriptors that only the previous one needed.
+    /// Closes the previous program's descriptors, because this program serves from now on.
     fn commit(&mut self) {
         let Predecessor { program, state } = self.predecessor;
         for fd in self.left.drain(..).chain([program, state]) {
@@ -270,7 +271,7 @@ impl Before {
 
 /// Duplicates a descriptor that a program has left open.
 fn copy(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the call only checks whether the descriptor is open, and names no memory.
+    // SAFETY: the call only checks whether the descriptor is open, and takes no pointer.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -282,11 +283,11 @@ fn take_copy(copies: &mut HashMap<RawFd, OwnedFd>, fd: RawFd) -> io::Result<Owne
     copies.remove(&fd).ok_or_else(|| io::Error::other("a descriptor is named twice"))
 }
 
-/// Keeps descriptors open when another program is executed, or closes them again.
+/// Sets whether descriptors stay open when this process executes another program.
 fn keep_open(fds: impl IntoIterator<Item = RawFd>, keep: bool) -> io::Result<()> {
     let flags = if keep { rustix::io::FdFlags::empty() } else { rustix::io::FdFlags::CLOEXEC };
     for fd in fds {
-        // SAFETY: the server has it open, and closes nothing while it is being packed.
+        // SAFETY: the server has the descriptor open, and closes none during an upgrade.
         let open = unsafe { BorrowedFd::borrow_raw(fd) };
         rustix::io::fcntl_setfd(open, flags)?;
     }

@@ -113,7 +113,8 @@ impl ControlThread<'_> {
         self.counted = state.policies;
     }
 
-    /// Listens on the sockets that were left; they own their names when this program serves.
+    /// Listens on the sockets that the previous program has left. Their files are removed with them
+    /// only after [`Self::take_over`], because the previous program may have to go on.
     pub(in crate::server) fn open_left(
         &mut self,
         before: &mut Before,
@@ -249,7 +250,8 @@ impl ControlThread<'_> {
         let rest = Rest { input: reader(input), output: output.into(), has_ended };
         let volume = member.volume(negotiated.blocks.min);
         let volume = Volume { size: negotiated.size.min(volume.size), ..volume };
-        // The fence must have the requests of ended clients before it has any other request.
+        // Only other clients' connections wait for the gate, so the requests of ended clients reach
+        // the fence first, and later writes to the same bytes wait for them.
         let gate = (!has_ended).then(|| gate.clone());
         let place = Some(place.handed_over());
         let pass = Pass { place, gate, rest: Some(rest), ..Pass::default() };
