@@ -150,7 +150,7 @@ static bool drive_takes(struct request *rq)
  * The driver's classes. A controller may refuse weights. The scheduler may begin to end meanwhile, but it
  * ends only after the call.
  */
-static u32 weighed, ended;
+static u32 weighed, stops;
 
 static const char *refusal(struct request_queue *q)
 {
@@ -160,13 +160,13 @@ static const char *refusal(struct request_queue *q)
 
 static int set_weights(struct request_queue *q, u16 high, u16 medium, u16 low)
 {
-	u32 before = ended;
+	u32 before = stops;
 
 	(void)q;
 	if (!low || low > medium || medium > high || high > 256)
 		fail("the weights are %u, %u and %u", high, medium, low);
 	step();
-	if (ended != before)
+	if (stops != before)
 		fail("weights are set when the scheduler has ended");
 	weighed++;
 	return chance(2) ? 0 : -EIO;
@@ -527,7 +527,7 @@ static void end_scheduler(void)
 		contexts[i].sched_data = NULL;
 	}
 	fairq_queue_stop(&elevator);
-	ended++;
+	stops++;
 	fq = NULL;
 }
 
