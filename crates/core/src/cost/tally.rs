@@ -42,7 +42,7 @@ pub(super) const SOME: u64 = 64;
 /// The class of a request.
 #[inline]
 pub(super) fn class(kind: usize, length: u32) -> usize {
-    let power = (u64::from(length) / BLOCK | 1).ilog2() as usize;
+    let power = ((u64::from(length) / BLOCK) | 1).ilog2() as usize;
     (kind * POWERS + power.min(POWERS - 1)).min(CLASSES - 1)
 }
 
