@@ -7,9 +7,9 @@
 
 use crate::contract::platform::{AtomicWord, Ordering, Platform};
 
-/// Period of the control of D, costs and targets, in nanoseconds. Longer than the some
-/// milliseconds for which other programs have a CPU, and short for whoever waits for a change of
-/// D; useful from 5 to 50 ms.
+/// Period of the control of D, costs and targets, in nanoseconds. It is longer than the few
+/// milliseconds for which other programs have a CPU, and short enough that a tenant does not wait
+/// long for a change of D; useful from 5 to 50 ms.
 pub(crate) const TICK_NS: u64 = 10_000_000;
 /// Time that gives a slow device a hundred completions, in nanoseconds; useful from 0.1 to 1 s.
 pub(crate) const LONG_NS: u64 = 250_000_000;
